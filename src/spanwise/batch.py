@@ -93,10 +93,10 @@ class Batch:
                 raise AlignmentError(
                     f"{name} has the shape {tuple(field_tensor.shape)}, which does not fit {n_rows} group ids.{ids_note}"
                 )
-        for name, values in vars(self.steps).items() if self.steps is not None else ():
-            if values is not None and len(values) != n_rows:
+        for name, step_values in vars(self.steps).items() if self.steps is not None else ():
+            if step_values is not None and len(step_values) != n_rows:
                 raise AlignmentError(
-                    f"steps.{name} has {len(values)} values for {n_rows} completions; give one value to each row."
+                    f"steps.{name} has {len(step_values)} values for {n_rows} completions; give one value to each row."
                 )
         for name, column in self.columns.items():
             if len(column) != n_rows:

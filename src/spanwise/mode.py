@@ -22,10 +22,10 @@ class Chart:
     """A chart of a mode's metrics on the report page of a run."""
 
     title: str
-    series: Mapping[str, str]  # maps a metric's name without its prefix to the label of its curve
-    y: str  # the label of the vertical axis
-    note: str = ""  # a text that the report prints below the chart
-    floor: float | None = None  # the chart draws values below this floor at the floor
+    series: Mapping[str, str]  # Maps a metric's name without its prefix to the label of its curve.
+    y: str  # The label of the vertical axis.
+    note: str = ""  # A text that the report prints below the chart.
+    floor: float | None = None  # The chart draws values below this floor at the floor.
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Mode:
     A subclass is a frozen dataclass whose fields are the keys of its section in a recipe. `@register(NAME, kind="mode")` adds it.
     """
 
-    name: ClassVar[str]  # names the mode's section in a recipe, and is the prefix of its metrics
-    about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
-    metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
-    page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
+    name: ClassVar[str]  # Names the mode's section in a recipe, and is the prefix of its metrics.
+    about: ClassVar[str] = ""  # The help text of the mode's section in a recipe.
+    metrics: ClassVar[tuple[Metric, ...]] = ()  # The mode's metrics that have alarms.
+    page: ClassVar[Page | None] = None  # The mode's section on the report page of a run; None: no section.
     #: The settings of the mode that verl and SkyRL use, although they have their own configuration. If empty: all.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    in_scheme: ClassVar[bool] = True  # False if engines get the mode as an argument, not in `Scheme.modes`
-    adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
+    in_scheme: ClassVar[bool] = True  # False if engines get the mode as an argument, not in `Scheme.modes`.
+    adds: ClassVar[frozenset[str]] = frozenset()  # The fields of `Batch` that the mode's code in an engine fills in.
     #: Maps an engine to the class "module:Class" that runs the mode there.
     parts: ClassVar[Mapping[str, str]] = {}
 
@@ -76,17 +76,17 @@ class Mode:
 
     def __post_init__(self) -> None:
         type_hint_by_field = get_type_hints(type(self))
-        for option in fields(self):  # type: ignore[arg-type]
-            option_path = f"{self.name}.{option.name}"
-            option_value = getattr(self, option.name)
-            type_hint = type_hint_by_field[option.name]
+        for setting_field in fields(self):  # type: ignore[arg-type]
+            setting_path = f"{self.name}.{setting_field.name}"
+            setting_value = getattr(self, setting_field.name)
+            type_hint = type_hint_by_field[setting_field.name]
             allowed_types = get_args(type_hint) or (type_hint,)
             if get_origin(type_hint) is Literal:
-                check_known(option_path, option_value, allowed_types)
-            if type_hint is bool and not isinstance(option_value, bool):
-                raise RecipeError(f"{option_path} is {option_value!r}; write true or false.")
-            if option.metadata and not (option_value is None and NoneType in allowed_types):
-                check_number(option_path, option_value, whole=int in allowed_types, **option.metadata)
+                check_known(setting_path, setting_value, allowed_types)
+            if type_hint is bool and not isinstance(setting_value, bool):
+                raise RecipeError(f"{setting_path} is {setting_value!r}; write true or false.")
+            if setting_field.metadata and not (setting_value is None and NoneType in allowed_types):
+                check_number(setting_path, setting_value, whole=int in allowed_types, **setting_field.metadata)
 
     @property
     def compares(self) -> bool:
@@ -156,17 +156,17 @@ def check_modes(modes: Any) -> None:
             f"modes must be a list such as [Laser(token='<|vision_start|>')], but {wrong_modes[0]!r} is no mode."
         )
     mode_names = [mode.name for mode in modes]
-    doubled_name = next((name for name in mode_names if mode_names.count(name) > 1), None)
-    if doubled_name is not None:
-        raise RecipeError(f"There are two modes '{doubled_name}'; give only one of them.")
+    duplicate_name = next((name for name in mode_names if mode_names.count(name) > 1), None)
+    if duplicate_name is not None:
+        raise RecipeError(f"There are two modes '{duplicate_name}'; give only one of them.")
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
     """Import the class that runs a mode inside an engine. Return None if there is none."""
     if engine not in mode.parts:
         return None
-    module, _, class_name = mode.parts[engine].partition(":")
-    return getattr(import_module(module), class_name)
+    module_name, _, class_name = mode.parts[engine].partition(":")
+    return getattr(import_module(module_name), class_name)
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:

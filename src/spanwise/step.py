@@ -45,20 +45,20 @@ _OF_WHOLE_BATCHES = ("/unanimous", "/no_signal", "/dead_strata")
 class Ranks:
     """The processes of a distributed training, which hold equally many completions."""
 
-    rank: int  # the number of this process
-    gather: Callable[[Any], list[Any]]  # called by all processes at once; returns all arguments in rank order
+    rank: int  # The number of this process.
+    gather: Callable[[Any], list[Any]]  # Called by all processes at once; returns all arguments in rank order.
 
 
 @dataclass(frozen=True)
 class ReadBatch:
     """A batch with the blocks, rewards and statuses that were read from its completions (`Reading`)."""
 
-    batch: Batch  # one row per completion, or per turn
-    reading: Reading  # each row's blocks and rewards; rows of other processes have no text, and usually no spans
-    completions: int  # the number of completions
-    turns: Turns | None = None  # the place of each row's turn in its completion; None without turns
-    gathered: ReadBatch | None = None  # the batch of all processes; None: there is one process
-    here: slice = field(default_factory=lambda: slice(None))  # the range of this process's rows in `gathered`
+    batch: Batch  # One row per completion, or per turn.
+    reading: Reading  # Each row's blocks and rewards; rows of other processes have no text, and usually no spans.
+    completions: int  # The number of completions.
+    turns: Turns | None = None  # The place of each row's turn in its completion; None without turns.
+    gathered: ReadBatch | None = None  # The batch of all processes; None: there is one process.
+    here: slice = field(default_factory=lambda: slice(None))  # The range of this process's rows in `gathered`.
 
     @property
     def everyone(self) -> ReadBatch:
@@ -121,8 +121,8 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
     """Gather the rewards, group ids and turns of the rows of all processes."""
     steps = read_batch.batch.steps
     step_fields = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
-    parts_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
-    packed_readings, groups_of_ranks, steps_of_ranks = zip(*parts_of_ranks, strict=True)
+    tuples_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
+    packed_readings, groups_of_ranks, steps_of_ranks = zip(*tuples_of_ranks, strict=True)
     row_counts = [len(packed_reading) for packed_reading in packed_readings]
     if None in steps_of_ranks and any(step_fields_of_rank is not None for step_fields_of_rank in steps_of_ranks):
         raise DataError(
@@ -136,30 +136,30 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
         anchor_states = None
         if any(states is not None for states in anchors_of_ranks):
             anchor_states = []
-            for anchors, row_count in zip(anchors_of_ranks, row_counts, strict=True):
-                anchor_states += [None] * row_count if anchors is None else list_ids(anchors)
+            for rank_anchors, row_count in zip(anchors_of_ranks, row_counts, strict=True):
+                anchor_states += [None] * row_count if rank_anchors is None else list_ids(rank_anchors)
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_states))
     reading = Reading.unpack(torch.cat(packed_readings), scheme)
-    all_ranks = ReadBatch(batch, reading, len(row_counts) * read_batch.completions)
+    all_rows = ReadBatch(batch, reading, len(row_counts) * read_batch.completions)
     rank_start_row = sum(row_counts[: ranks.rank])
-    return replace(read_batch, gathered=all_ranks, here=slice(rank_start_row, rank_start_row + len(read_batch.reading)))
+    return replace(read_batch, gathered=all_rows, here=slice(rank_start_row, rank_start_row + len(read_batch.reading)))
 
 
 def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the token tables of all processes, if the credit method needs them."""
-    all_ranks = read_batch.everyone
-    if all_ranks.batch.steps is not None or "mask_nt" not in scheme.needs:
+    all_rows = read_batch.everyone
+    if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return read_batch
     local_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Block numbers are sent plus 1, because 0 means padding.
-    parts_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
-    blocks_of_ranks, tensors_of_ranks = zip(*parts_of_ranks, strict=True)
+    tuples_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
+    blocks_of_ranks, tensors_of_ranks = zip(*tuples_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
     filled_fields = [name for name, table in local_tensors.items() if table is not None]
     gathered_tensors = {name: _stack([tensors[name] for tensors in tensors_of_ranks]) for name in filled_fields}
-    spans = Spans.of_blocks(scheme.layout.names, block_nt, all_ranks.reading.fault_n)
-    batch = replace(all_ranks.batch, mask_nt=block_nt >= 0, **gathered_tensors)
-    return replace(read_batch, gathered=replace(all_ranks, reading=replace(all_ranks.reading, spans=spans), batch=batch))
+    spans = Spans.of_blocks(scheme.layout.names, block_nt, all_rows.reading.fault_n)
+    batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **gathered_tensors)
+    return replace(read_batch, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
@@ -193,14 +193,14 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
         turn_counts = turns.row_s.bincount(minlength=len(turn_descriptions)).tolist()
-        for n, (entry, count) in enumerate(zip(turn_descriptions, turn_counts, strict=True)):
+        for n, (entry, turn_count) in enumerate(zip(turn_descriptions, turn_counts, strict=True)):
             if not says_turns(entry):
                 raise DataError(
                     f"Completion {n} has {TURNS} = {entry!r:.80}; write a list with one mapping per turn: {{'anchor': ...}}."
                 )
-            if len(entry) != count:
+            if len(entry) != turn_count:
                 raise AlignmentError(
-                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {count} turns (runs of "
+                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {turn_count} turns (runs of "
                     "sampled tokens). Give each turn one entry. Between two turns, the mask needs a token of the "
                     f"environment (mask 0). If '{TURNS}' is a column of the dataset, rename it."
                 )
@@ -232,10 +232,10 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
     """If an objective pays each turn, refuse a completion that has several turns but only one environment reward."""
     environment_objectives = (objective for objective in _paid_by_turn(scheme) if objective.reward == "environment")
     for name in {objective.options.get("column", "environment") for objective in environment_objectives} & columns.keys():
-        for n, count in enumerate(turn_count_n):
-            if count > 1 and columns[name][n] is not None:
+        for n, turn_count in enumerate(turn_count_n):
+            if turn_count > 1 and columns[name][n] is not None:
                 raise DataError(
-                    f"An objective pays each turn, but completion {n} has only one reward ('{name}') for its {count} turns. "
+                    f"An objective pays each turn, but completion {n} has only one reward ('{name}') for its {turn_count} turns. "
                     f"{advice}, or write scope: rollout."
                 )
 
@@ -244,10 +244,10 @@ def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, 
     """If an objective pays each turn, refuse a reward that reads only the whole conversation, which all turns share."""
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
     for objective in _paid_by_turn(scheme):
-        entry, convention, read_names = built_in(objective), calling_convention(objective), []
+        reward_entry, convention, read_names = built_in(objective), calling_convention(objective), []
         advice = "use a function with the parameter 'blocks'"
-        if entry is not None:
-            read_names = ["completion_ids"] if entry.reads_ids else []
+        if reward_entry is not None:
+            read_names = ["completion_ids"] if reward_entry.reads_ids else []
         elif convention is not None:
             advice = "scope: turn to show the function one turn at a time"
             read_names = ["completions"] if convention.takes_messages and has_messages and objective.scope is None else []
@@ -279,13 +279,13 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # the rows of this process; its method `put` joins turns to completions
-    advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of each row
-    spans: Spans  # the blocks of each row; a row that the trainer left out has none
-    credit: Credit  # the credit of this process's rows; its counts cover the rows of all processes
-    metrics: dict[str, float]  # the metrics over all processes' rows
-    warnings: list[str]  # the warnings that no earlier batch had
-    credits: Credit  # the credit of all processes' rows
+    own: ReadBatch  # The rows of this process; its method `put` joins turns to completions.
+    advantages_nt: Float[Tensor, "n t"]  # The advantage of each token of each row.
+    spans: Spans  # The blocks of each row; a row that the trainer left out has none.
+    credit: Credit  # The credit of this process's rows; its counts cover the rows of all processes.
+    metrics: dict[str, float]  # The metrics over all processes' rows.
+    warnings: list[str]  # The warnings that no earlier batch had.
+    credits: Credit  # The credit of all processes' rows.
 
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
@@ -299,15 +299,15 @@ class StepResult:
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
         """Return each completion's mean credit over its turns, and a mask of the blocks that it has."""
-        all_ranks = self.own.everyone
-        if all_ranks.batch.steps is None:
-            return self.credits, all_ranks.reading.present_nk
-        trajectory_s = all_ranks.batch.steps.trajectory_s
-        credit, present_sk = self.credits, all_ranks.reading.present_nk.to(self.credits.block_nk.dtype)
-        zero_nk = present_sk.new_zeros((all_ranks.completions, present_sk.shape[1]))
+        all_rows = self.own.everyone
+        if all_rows.batch.steps is None:
+            return self.credits, all_rows.reading.present_nk
+        trajectory_s = all_rows.batch.steps.trajectory_s
+        credit, present_sk = self.credits, all_rows.reading.present_nk.to(self.credits.block_nk.dtype)
+        zero_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1]))
         turn_count_nk = zero_nk.index_add(0, trajectory_s, present_sk)
         credit_sum_nk = zero_nk.index_add(0, trajectory_s, credit.block_nk * present_sk)
-        stop_credit_n = credit.stop_n.new_zeros(all_ranks.completions).index_add(0, trajectory_s, credit.stop_n)
+        stop_credit_n = credit.stop_n.new_zeros(all_rows.completions).index_add(0, trajectory_s, credit.stop_n)
         mean_credit_nk = credit_sum_nk / turn_count_nk.clamp(min=1)
         return Credit(mean_credit_nk, stop_credit_n, credit.singleton_m, credit.absent_m), turn_count_nk > 0
 
@@ -411,18 +411,18 @@ class Step:
         self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None, whole_batch: bool = True
     ) -> BatchCredit:
         """Compute the credit of all processes' rows. Unlike `finish`, leave out token advantages."""
-        all_ranks = read_batch.everyone
-        batch_credits = self._credit(all_ranks, learn=learn)
-        group_n, steps = all_ranks.batch.group_n, all_ranks.batch.steps
-        batch_metrics = metrics(batch_credits, all_ranks.reading, self.scheme, group_n=group_n, steps=steps)
+        all_rows = read_batch.everyone
+        batch_credits = self._credit(all_rows, learn=learn)
+        group_n, steps = all_rows.batch.group_n, all_rows.batch.steps
+        batch_metrics = metrics(batch_credits, all_rows.reading, self.scheme, group_n=group_n, steps=steps)
         watch = self._watch if learn else self._evaluation_watch
-        new_warnings, has_unscored = watch.of_reading(read_batch.reading, all_ranks.reading)
+        new_warnings, has_unscored_objective = watch.of_reading(read_batch.reading, all_rows.reading)
         if steps is not None:
-            new_warnings += watch.of_turns(all_ranks.reading, all_ranks.worth_sm(self.scheme), steps.trajectory_s)
+            new_warnings += watch.of_turns(all_rows.reading, all_rows.worth_sm(self.scheme), steps.trajectory_s)
         if learn:
             watched_metrics = {**self._noted, **batch_metrics}
             if not whole_batch:  # one group's rewards may well be equal
-                watched_metrics = {k: v for k, v in watched_metrics.items() if not k.endswith(_OF_WHOLE_BATCHES)}
+                watched_metrics = {name: v for name, v in watched_metrics.items() if not name.endswith(_OF_WHOLE_BATCHES)}
             new_warnings += self._watch.of_batch(watched_metrics, step=number)
             self._noted.clear()
         if number is not None:
@@ -430,10 +430,10 @@ class Step:
         if learn and whole_batch and not batch_credits.has_signal:
             self.zero_batches += 1
             if self.zero_batches == 1:
-                objectives_text = ", ".join(repr(one.name) for one in self.scheme.objectives if one.weight)
+                objectives_text = ", ".join(repr(objective.name) for objective in self.scheme.objectives if objective.weight)
                 step_label = "" if number is None else f" at step {number}"
                 cause_text = "An earlier warning says why."
-                if not has_unscored:
+                if not has_unscored_objective:
                     cause_text = "If credit/no_signal stays high, prompts are too easy or too hard, or a reward is constant."
                 zero_reason = f"No reward ({objectives_text}) of any completion differs from its baseline. {cause_text}"
                 new_warnings.append(
@@ -445,18 +445,18 @@ class Step:
     def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
         """Compute the credit of all processes' rows. If `learn` is False, restore the credit method's state afterwards."""
         method_entry: Any = self.scheme.entry
-        state_before = method_entry.estimator.state_dict() if method_entry.stateful and not learn else None
+        old_state = method_entry.estimator.state_dict() if method_entry.stateful and not learn else None
         batch_credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
-        if state_before is not None:
-            method_entry.estimator.load_state_dict(state_before)
+        if old_state is not None:
+            method_entry.estimator.load_state_dict(old_state)
         return batch_credits
 
     def useful(self, read_batch: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows of groups in which some completion gets credit. The credit method's state does not change."""
         if self.ranks is not None:
             read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
-        all_ranks = read_batch.everyone
-        return in_useful_groups(self._credit(all_ranks, learn=False), all_ranks.batch.group_n)[read_batch.here]
+        all_rows = read_batch.everyone
+        return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[read_batch.here]
 
     def rollouts(
         self,

@@ -257,7 +257,7 @@ def test_the_completion_whose_values_are_lost_is_named(options):
     ids[17, int(rows.attention_nl[17].nonzero()[-1])] = strange
     critic.model.model.get_input_embeddings().weight.data[strange] = NAN
     for fit in (False, True):
-        with pytest.raises(DivergedError, match=r"\d+ of the critic's values are not finite. The first is in completion 17"):
+        with pytest.raises(DivergedError, match=r"\d+ of the critic's values are not finite. The first .* in completion 17"):
             small.learn(critic, replace(rows, ids_nl=ids), streams, fit=fit)
 
 

@@ -20,8 +20,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[s
     old_settings, new_settings = lasting(plain(old)), lasting(plain(new))
     compared_names = [name for name in {**new_settings, **old_settings} if name not in but]
     changed_names = [name for name in compared_names if not _same(name, old_settings.get(name), new_settings.get(name))]
-    sentences = [f"{name} was {old_settings.get(name)!r} and is {new_settings.get(name)!r} now" for name in changed_names]
-    return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed_names, sentences, strict=True)]
+    notes = [f"{name} was {old_settings.get(name)!r} and is {new_settings.get(name)!r} now" for name in changed_names]
+    return [note if len(note) < 100 else f"{name} differs" for name, note in zip(changed_names, notes, strict=True)]
 
 
 def _same(name: str, old: Any, new: Any) -> bool:
@@ -41,10 +41,10 @@ def _lasting_objective(objective: Any) -> Any:
     options = objective.get("options") if isinstance(objective, Mapping) else None
     if not isinstance(options, Mapping):
         return objective
-    free_names = FREE_OPTIONS.get(str(objective.get("reward")), ())
-    lasting_options = {name: value for name, value in options.items() if name not in free_names}
-    without_options = {name: value for name, value in objective.items() if name != "options"}
-    return {**without_options, "options": lasting_options} if lasting_options else without_options
+    free_option_names = FREE_OPTIONS.get(str(objective.get("reward")), ())
+    lasting_options = {name: value for name, value in options.items() if name not in free_option_names}
+    other_fields = {name: value for name, value in objective.items() if name != "options"}
+    return {**other_fields, "options": lasting_options} if lasting_options else other_fields
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def write_manifest(
         "estimator": estimator,
         "settings": plain(settings),
     }
-    with whole_file(checkpoint / MANIFEST) as list_path, list_path.open("w", encoding="utf-8") as file:
+    with whole_file(checkpoint / MANIFEST) as manifest_path, manifest_path.open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -175,8 +175,8 @@ def _readable(file: Path) -> bool:
     """Return whether a checkpoint file can be opened."""
     try:
         if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as weights:
-                weights.keys()
+            with safe_open(file, framework="pt") as weights_file:
+                weights_file.keys()
         elif file.suffix == ".json":
             json.loads(file.read_text(encoding="utf-8"))
         elif file.suffix in (".pt", ".pth", ".bin"):

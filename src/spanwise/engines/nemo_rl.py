@@ -55,8 +55,8 @@ def attach() -> None:
 
 def get_setting(config: Any, path: str) -> Any:
     """Look up a setting by its dotted name. Return None if it does not exist."""
-    for name in path.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    for key in path.split("."):
+        config = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
     return config
 
 
@@ -139,8 +139,8 @@ class SpanEstimator:
         decode_ids = partial(self.run.tokenizer.decode, skip_special_tokens=True)
         reward_columns = {
             **columns_of(row_dicts),
-            "prompts": [decode_ids(row_ids) for row_ids in prompt_ids.tolist()],
-            "completions": [decode_ids(row_ids) for row_ids in reply_ids],
+            "prompts": [decode_ids(ids) for ids in prompt_ids.tolist()],
+            "completions": [decode_ids(ids) for ids in reply_ids],
             "completion_ids": reply_ids,
             "environment": rewards.tolist(),
         }

@@ -25,7 +25,7 @@ from spanwise.trajectories import turn_batch
 
 
 def check(recipe: str, *, tokens: int | str) -> RecipeRule:
-    """Load a recipe. Refuse a recipe that compares prompt groups: prime-rl passes one group at a time."""
+    """Load a recipe, and refuse it if it compares prompt groups, because prime-rl passes one group at a time."""
     is_token_count = str(tokens).isdecimal() and int(tokens) > 0
     refuse({f"TOKENS is {tokens}. Write the usual number of tokens of a rollout, such as 2048.": not is_token_count})
     rule = rule_at(recipe, longest=int(tokens))
@@ -110,7 +110,7 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
-    usage = "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. TOKENS: tokens of a rollout."
+    usage = "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. TOKENS is a rollout's length."
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])
     sys.argv[1:] = arguments[2:]

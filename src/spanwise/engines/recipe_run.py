@@ -26,8 +26,8 @@ class RecipeRun:
         vocabulary: Vocabulary,
         *,
         ranks: Ranks | None = None,
-        resumes: bool = False,  # True if the trainer numbers its batches
-        **settings: Any,  # the trainer's settings for `recipe.yaml`
+        resumes: bool = False,  # True if the trainer numbers its batches.
+        **settings: Any,  # The trainer's settings for `recipe.yaml`.
     ) -> None:
         recipe = rule.recipe
         self.scheme, self.tokenizer, self.settings = rule.scheme, tokenizer, settings
@@ -42,11 +42,11 @@ class RecipeRun:
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
         """Build a `RecipeRun`. `tokenizer` names a tokenizer other than the model's."""
-        source = tokenizer or model
+        tokenizer_source = tokenizer or model
         try:
-            loaded_tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, trust_remote_code=False)
         except Exception as error:  # transformers raises different error types
-            raise DataError(f"The tokenizer '{source}' cannot be read: {first_line(error)}.") from error
+            raise DataError(f"The tokenizer '{tokenizer_source}' cannot be read: {first_line(error)}.") from error
         vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_vocabulary_size(model))
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
 

@@ -26,12 +26,12 @@ def read_rule(
     path: Any,
     *,
     engine: str,
-    longest: int,  # the maximum number of tokens of a completion
-    get_setting: Callable[[str], Any],  # returns the value of an engine's option, or None if it is not set
+    longest: int,  # The maximum number of tokens of a completion.
+    get_setting: Callable[[str], Any],  # Returns the value of an engine's option, or None if it is not set.
     faults: Mapping[str, Any],
-    fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and a sentence why
-    discounts: Mapping[str, str] = {},  # maps the engine's discount options to those of the method
-    deviation: str = "",  # the name of the engine's option that divides by a group's standard deviation
+    fixed: Mapping[str, tuple[Any, str]],  # Maps an engine's option to its required value and a sentence why.
+    discounts: Mapping[str, str] = {},  # Maps the engine's discount options to those of the method.
+    deviation: str = "",  # The name of the engine's option that divides by a group's standard deviation.
 ) -> tuple[RecipeRule, list[str]]:
     """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
     fixed_setting_faults = {
@@ -45,8 +45,8 @@ def read_rule(
     rule = rule_at(path, longest=longest, options=method_options)
     recipe, scheme = rule
     recipe_discounts = {name: scheme.options.get(discounts[name]) for name in given_discounts}
-    scales = (scheme.options.get("scale"), *(objective.scale for objective in scheme.objectives))
-    divides_by_std = scheme.method in _DIVIDES_BY_STD or "std" in scales
+    scale_settings = (scheme.options.get("scale"), *(objective.scale for objective in scheme.objectives))
+    divides_by_std = scheme.method in _DIVIDES_BY_STD or "std" in scale_settings
     std_setting = get_setting(deviation) if deviation else None
     refuse(
         {
@@ -81,10 +81,10 @@ def check_rule(
 ) -> RecipeRule:
     """Refuse a recipe that the trainer cannot use. Issue the warnings `notes`. Return the recipe's rule."""
     modes_text = ", ".join(rule.recipe.modes)
-    modes_sentence = (
+    modes_fault = (
         f"The recipe sets {modes_text}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
     )
-    refuse({modes_sentence: modes_text, **faults})
+    refuse({modes_fault: modes_text, **faults})
     rule.scheme.check_forgets(engine)
     rule.scheme.check_loads(engine)
     rule.scheme.check(provides)
@@ -100,12 +100,12 @@ def compares_groups(scheme: Scheme) -> bool:
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
     """Return a warning about recipe fields that an engine ignores."""
     recipe_fields = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    ignored_names = {*recipe_fields} - _CREDIT
+    ignored_fields = {*recipe_fields} - _CREDIT
     if reads_output and recipe_fields.get("output"):  # without a folder, keep_rollouts does nothing
-        ignored_names -= {"output", "keep_rollouts"}
+        ignored_fields -= {"output", "keep_rollouts"}
     for name, mode in MODES.items():
         if mode.elsewhere:
-            ignored_names |= {f"{name}.{field}" for field in recipe_fields.get(name) or {} if field not in mode.elsewhere}
-    if not ignored_names:
+            ignored_fields |= {f"{name}.{field}" for field in recipe_fields.get(name) or {} if field not in mode.elsewhere}
+    if not ignored_fields:
         return ""
-    return f"{engine} ignores the recipe's {', '.join(sorted(ignored_names))} and uses its own configuration instead."
+    return f"{engine} ignores the recipe's {', '.join(sorted(ignored_fields))} and uses its own configuration instead."

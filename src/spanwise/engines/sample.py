@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from spanwise.modes.sequences import left_padded
 
-#: The most new tokens of a batch. An 8B model keeps 128 KB of each (17 GB).
+#: The most new tokens to sample in one batch. The cache of an 8B model takes 128 KB per token, so 17 GB.
 TOKENS = 131_072
 
 
@@ -45,8 +45,8 @@ def continue_ids(
     sampling_options |= {"max_new_tokens": max_new_tokens, "eos_token_id": end_token_ids.tolist(), "do_sample": True}
     sampling_options |= {"pad_token_id": tokenizer.pad_token_id, "disable_compile": True, **generation}
     repeated_prefixes = [prefix for prefix in prefixes for _ in range(samples)]
-    fitting_count = max(1, TOKENS // max_new_tokens)
-    chunk_size = min(max(1, batch_size // samples) * samples, fitting_count // samples * samples or fitting_count)
+    max_chunk_size = max(1, TOKENS // max_new_tokens)
+    chunk_size = min(max(1, batch_size // samples) * samples, max_chunk_size // samples * samples or max_chunk_size)
     continuations = []
     model.eval()
     try:
@@ -83,6 +83,6 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any], template: Mapping[str, An
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the ids of the model's and the tokenizer's end tokens. In TRL, too, either of them ends a completion."""
-    model_ids = model.generation_config.eos_token_id
-    model_ids = model_ids if isinstance(model_ids, list) else [model_ids]
-    return [end_id for end_id in dict.fromkeys([*model_ids, tokenizer.eos_token_id]) if end_id is not None]
+    model_end_ids = model.generation_config.eos_token_id
+    model_end_ids = model_end_ids if isinstance(model_end_ids, list) else [model_end_ids]
+    return [end_id for end_id in dict.fromkeys([*model_end_ids, tokenizer.eos_token_id]) if end_id is not None]

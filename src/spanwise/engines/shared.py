@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Check how the KL term is averaged. Return {error message: True if it applies}."""
+    """Map an error message to True if `engine` does not average the KL over each completion's tokens."""
     error_sentence = (
         f"beta is {beta}, so the loss has a KL term. spanwise needs the mean of the KL over the tokens of each completion. "
         f"With loss_type '{loss_type}', {engine} averages the KL in another way. Set loss_type to "
@@ -71,7 +71,7 @@ def fold_factor(
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
     """Return the factors on advantages that undo the normaliser of TRL's loss."""
-    # TRL's loss divides by these factors times the number of rows in the micro-batch.
+    # TRL's loss divides by the returned factors times the number of rows in the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(token_count_b1)
@@ -102,7 +102,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[
 
 
 def _flat(row: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Add what nested mappings hold under dotted keys."""
+    """Add the entries of nested mappings to a row, under dotted names such as `a.b`."""
     flat_columns: dict[str, Any] = {}
     for name, value in row.items():
         flat_columns[f"{prefix}{name}"] = value
@@ -189,7 +189,7 @@ class RunRecord:
         saved_rule, new_rule = (lasting(hidden({name: x.get(name) for name in RULE})) for x in (saved_recipe, recipe))
         changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
         if not changed_names and [*saved_rule["layout"]] != [*new_rule["layout"]]:
-            changed_names = ["layout"]  # the layout has the same blocks in another order
+            changed_names = ["layout"]  # the layouts have the same blocks, but in different orders
         if changed_names:
             raise DataError(
                 f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so you cannot continue "
@@ -236,7 +236,7 @@ class RunRecord:
         """Add metrics to a step's line of `metrics.jsonl`. The line is written when metrics of the next step arrive."""
         if self._line and self._line["step"] != step:
             self.flush()
-        self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
+        self._line |= {"step": step, **{name: v for name, v in values.items() if isinstance(v, int | float) and v == v}}
 
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
         """Add the metrics of the last policy update to `metrics.jsonl`. `names` maps spanwise's names to the trainer's."""
@@ -280,9 +280,9 @@ def _make_report(folder: Path) -> None:
     process = subprocess.run(report_command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
         error_lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
-        reason = error_lines[-1].removeprefix("Error: ").removesuffix(".")
+        failure_reason = error_lines[-1].removeprefix("Error: ").removesuffix(".")
         warnings.warn(
-            f"report.html could not be made: {reason}. All data is saved. To try again, run spanwise report {folder}",
+            f"report.html could not be made: {failure_reason}. All data is saved. To try again, run spanwise report {folder}",
             UserWarning,
             stacklevel=2,
         )

@@ -182,8 +182,8 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     """Return the data of a slime sample for reward functions."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
-    names_text = ", ".join(map(str, reward_parts))
-    key_fault = f"slime logs one number, but its rewards are dicts ({names_text}). With --reward-key, name the entry to log."
+    part_names = ", ".join(map(str, reward_parts))
+    key_fault = f"slime logs one number, but its rewards are dicts ({part_names}). With --reward-key, name the entry to log."
     refuse({key_fault: isinstance(sample.reward, Mapping) and not args.reward_key})
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}

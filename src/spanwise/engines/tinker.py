@@ -148,8 +148,8 @@ def _values(numbers: Any) -> list[Any]:
     """List the numbers of a list, tensor or other container."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
-    number_data = _get(numbers, "data")
-    return list(numbers or ()) if number_data is None else list(number_data)
+    contained_data = _get(numbers, "data")
+    return list(numbers or ()) if contained_data is None else list(contained_data)
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:

@@ -25,7 +25,7 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
 #: Environment variables that make Unsloth weigh completions, each with the values that turn it off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
-_INSTEAD = "Or train without Unsloth (spanwise.engines.trl)."
+_INSTEAD = "You can also train without Unsloth (spanwise.engines.trl)."
 _CANARY = f"Use unsloth 2026.10.9. {_INSTEAD}"
 
 
@@ -62,9 +62,9 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         f"Use another method. {_INSTEAD}": "logp_nt" in needed_fields,
         f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out. {_INSTEAD}": mode_names,
     }
-    for name, values_off in _WEIGHTS.items():
+    for name, off_values in _WEIGHTS.items():
         value = os.environ.get(name, "").strip()
-        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in values_off
+        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in off_values
     refuse(faults)
 
 

@@ -56,8 +56,8 @@ class TrlPart:
 
     def save(self, folder: Path) -> None:
         """Write the mode's files into a checkpoint."""
-        for name, text in self.files.items():
-            write_text(folder / name, text)
+        for name, file_text in self.files.items():
+            write_text(folder / name, file_text)
 
     def restore(self, folder: Path) -> None:
         """Restore the mode's state from the files of a checkpoint."""

@@ -25,9 +25,9 @@ _IMAGE_INPUTS = (
 class Sequences(ByCompletion):
     """Prompts joined with their completions, as a model reads them."""
 
-    ids_nl: Int[Tensor, "n l"]  # each prompt, padded on the left, then its completion, padded on the right
-    attention_nl: Int[Tensor, "n l"]  # 0 at padding; 1 at prompts, completions and tool output
-    width: int  # how many of the last columns hold the completions
+    ids_nl: Int[Tensor, "n l"]  # Each prompt, padded on the left, then its completion, padded on the right.
+    attention_nl: Int[Tensor, "n l"]  # 0 at padding; 1 at prompts, completions and tool output.
+    width: int  # How many of the last columns hold the completions.
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:
@@ -49,9 +49,9 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
 
 
 def image_inputs(output: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return TRL's other inputs, such as images. Inputs per token are cut to `length`. A batch without images has none."""
-    inputs = {name: output[name] for name in _IMAGE_INPUTS if name in output}
-    return {name: value[:, :length] if name.endswith("token_type_ids") else value for name, value in inputs.items()}
+    """Return TRL's inputs besides token ids and masks, such as images. Inputs per token are cut to `length`. May be empty."""
+    other_inputs = {name: output[name] for name in _IMAGE_INPUTS if name in output}
+    return {name: value[:, :length] if name.endswith("token_type_ids") else value for name, value in other_inputs.items()}
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:

@@ -24,10 +24,10 @@ from spanwise.scheme import Scheme
 class SpanwiseConfig(BaseConfig):
     """The options `trainer.algorithm.spanwise.*` of SkyRL's command line."""
 
-    recipe: str | None = None  # the path of spanwise's recipe, a YAML file
-    folder: str | None = None  # the run folder; None: no folder
-    keep_rollouts: int = 0  # write the rollouts of every k-th batch; 0: none
-    report: bool = False  # write report.html when training ends or is interrupted
+    recipe: str | None = None  # The path of spanwise's recipe, a YAML file.
+    folder: str | None = None  # The run folder; None: no folder.
+    keep_rollouts: int = 0  # Write the rollouts of every k-th batch; 0: none.
+    report: bool = False  # Write report.html when training ends or is interrupted.
 
 
 @dataclass
@@ -152,11 +152,11 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
     elif cfg.trainer.fully_async.sample_full_batch:
         filter_setting = "trainer.fully_async.sample_full_batch"
     # SkyRL judges each group alone, and drops a group of equal rewards even if other groups would give it credit.
-    batch_users = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
+    batch_comparers = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
     options = {**scheme.entry.options, **scheme.options}
     subtracts_mean = options.get("zero_constant_groups") is False or options.get("conflict") is not None
     if compares_groups(scheme) and (scheme.entry.kind == "token" or subtracts_mean):
-        batch_users.append(f"method '{scheme.method}'")
+        batch_comparers.append(f"method '{scheme.method}'")
     late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
@@ -166,9 +166,9 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         ),
         f"{filter_setting} needs the credit right after sampling, but credit depends on {', '.join(late_field_names)}, "
         "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
-        f"trainer.fully_async.sample_full_batch looks at one group at a time, but {''.join(batch_users[:1])} compares "
+        f"trainer.fully_async.sample_full_batch looks at one group at a time, but {''.join(batch_comparers[:1])} compares "
         "completions of the whole batch. So SkyRL would drop groups that get credit. Remove the setting.": (
-            cfg.trainer.fully_async.sample_full_batch and batch_users
+            cfg.trainer.fully_async.sample_full_batch and batch_comparers
         ),
         "trainer.algorithm.zero_variance_filter drops groups with equal rewards, but "
         f"{''.join(mode_names[:1])} learns from them, too. Remove the filter.": (

@@ -62,7 +62,7 @@ def _with_mode(
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Return NaN for every token. spanwise's trainer later writes the recipe's advantages there."""
+    """Return NaN for every token, where spanwise's trainer later writes the recipe's advantages."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
         raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL alone reads none. Add {_ENTRYPOINT}.")
     nan_nt = torch.full_like(token_level_rewards, torch.nan)

@@ -20,12 +20,12 @@ _KNOWN = frozenset(GeneratorOutput.__annotations__)
 class SampledRows:
     """The rows of SkyRL's generator, and their places in SkyRL's training rows."""
 
-    output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
-    uids: Sequence[str]  # the prompt id of each row of the output
-    # for each output row: its training row, and its offset in the response of that row
+    output: Mapping[str, Any]  # The generator's output, before SkyRL merged its rows.
+    uids: Sequence[str]  # The prompt id of each row of the output.
+    # For each output row: its training row, and its offset in the response of that row.
     place_s: Sequence[tuple[int, int]]
-    response_ids_n: Sequence[Sequence[int]]  # the response of each training row
-    stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
+    response_ids_n: Sequence[Sequence[int]]  # The response of each training row.
+    stepwise: bool  # True if a row of the output is one turn instead of a whole conversation.
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
@@ -59,7 +59,7 @@ class SampledRows:
     @cached_property
     def source_row_n(self) -> list[int]:
         """The index of the last generator row that was merged into each training row."""
-        return list({n: s for s, (n, _) in enumerate(self.place_s)}.values())
+        return list({training_row: source_row for source_row, (training_row, _) in enumerate(self.place_s)}.values())
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:

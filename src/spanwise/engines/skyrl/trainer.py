@@ -61,8 +61,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             generation=generation_config,
             temperature=algorithm_config.temperature,
         )
-        for name, part in self.parts.items():  # SkyRL's workers find their loss by this name
-            algorithm_config.policy_loss_type = register_loss(name, algorithm_config.policy_loss_type, part.parted)
+        for name, mode_part in self.parts.items():  # SkyRL's workers find their loss by this name
+            algorithm_config.policy_loss_type = register_loss(name, algorithm_config.policy_loss_type, mode_part.parted)
         self._appended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
         self.last_rows: SampledRows | None = None
@@ -180,7 +180,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         batch, reading = scored_batch.batch, scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows outside the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        last_column = mask_nt.shape[1] - 1  # a mode such as laser appends its token here
+        last_column = mask_nt.shape[1] - 1  # the column of the token that a mode such as laser appends
         token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
         finished_steps = self.global_step - 1
         for name, part in self.parts.items():
@@ -234,20 +234,20 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         group_n = result.own.batch.group_n
         is_useful_n = in_useful_groups(result.credit, group_n, tolerance=tolerance)
         useful_uids = _prompts_of(rows.uids, group_n[is_useful_n])
-        for n, s in enumerate(rows.source_row_n):
-            if rows.uids[s] not in useful_uids:
+        for n, source_row in enumerate(rows.source_row_n):
+            if rows.uids[source_row] not in useful_uids:
                 data["loss_mask"][n] = 0
         self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the dataset's columns for some prompts, and those of their mappings, such as `reward_spec.ground_truth`.
+        """Return the dataset's columns for some prompts, and add nested ones, such as `reward_spec.ground_truth`.
 
         As under verl, rewards read the ground truth as the column `answer`, unless the dataset has such a column.
         """
         prompt_dataset: Any = self.train_dataset
-        numbered_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
+        numeric_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
         columns_by_uid = {}
-        for uid in numbered_uids:
+        for uid in numeric_uids:
             messages, _, dataset_columns, *_ = prompt_dataset[int(uid)]
             gold_answer = (dataset_columns.get("reward_spec") or {}).get("ground_truth")
             answer_column = {} if gold_answer is None else {"answer": gold_answer}
@@ -299,7 +299,7 @@ def fold_factor(
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
         mini_batch_slice, row_count = slice(start, end), end - start
-        prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
+        prompt_slices = [slice(first, stop) for first, stop in prompts if start <= first < end]
         micro_batch_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_batch_slices}
         for row_slice in slices_by_reduction.get(loss_reduction, [mini_batch_slice]):

@@ -61,7 +61,7 @@ class NoReward:
 
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeRule:
-    """Load a recipe. Refuse settings of ms-swift that do not work with it."""
+    """Load a recipe, and refuse settings of ms-swift that do not work with it."""
     loss_type = settings["loss_type"]
     ratio_level = settings["importance_sampling_level"]
     faults = {

@@ -62,8 +62,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         group_size = self.num_generations if is_training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids)
         group_n = (first_row + torch.arange(len(completion_ids))) // group_size
-        tables = {"columns": self._columns(ordered_samples), "logp_nt": pad_sequence(logp_rows, batch_first=True)}
-        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, **tables)
+        batch_fields = {"columns": self._columns(ordered_samples), "logp_nt": pad_sequence(logp_rows, batch_first=True)}
+        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, **batch_fields)
         scored_batch = self.recipe_run.step.read(batch)
         mask_nt = batch.mask_nt
         assert mask_nt is not None

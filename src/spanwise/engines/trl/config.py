@@ -133,13 +133,13 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     """Check the scheme (the rule of credit) against the critic and the trainer's options, and return it."""
     scheme_parameters = inspect.signature(Scheme.preset).parameters
     misplaced_options = [name for name in options if name in scheme_parameters]
-    known_names = [*_trl_arguments(), "scheme"]
+    arguments = [*_trl_arguments(), "scheme"]
     if misplaced_options:
         raise RecipeError(f"Set {' and '.join(misplaced_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"scheme is {scheme!r}, but must be a spanwise.Scheme. Write {_SCHEME}.")
     scheme_faults: dict[str, Any] = {
-        **{unknown("argument of SpanGRPOTrainer called", name, known_names): name not in known_names for name in options},
+        **{unknown("argument of SpanGRPOTrainer called", name, arguments): name not in arguments for name in options},
         **{
             f"Objective '{objective.name}' has a model as reward. Pass a function that calls the model and returns one "
             "number per completion.": (isinstance(objective.reward, nn.Module))
@@ -184,8 +184,8 @@ def check_args(args: Any) -> None:
         "another loss_type.": args.loss_type == "dr_grpo" and args.max_completion_length is None,
     }
     setting_faults |= {
-        f"{name} is {settings[name]}; set it between {least:g} and {most:g}.": not least <= settings[name] <= most
-        for name, (least, most) in _BOUNDS.items()
+        f"{name} is {settings[name]}; set it between {minimum:g} and {maximum:g}.": not minimum <= settings[name] <= maximum
+        for name, (minimum, maximum) in _BOUNDS.items()
         if isinstance(settings[name], int | float)
     }
     setting_faults |= {
@@ -239,7 +239,7 @@ def check_use(
         and policy_waits,
     }
     refuse(setting_faults)
-    sentences = {
+    applies_by_sentence = {
         "remove_unused_columns=True removes every column of the dataset except the prompt, so rewards can read only "
         "the prompt. Set it to False if a reward reads another column, such as the gold answer.": args.remove_unused_columns,
         **{
@@ -248,7 +248,7 @@ def check_use(
             for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize"))
         },
     }
-    for sentence, applies in sentences.items():
+    for sentence, applies in applies_by_sentence.items():
         if applies:
             warnings.warn(sentence, UserWarning, stacklevel=3)
 
@@ -272,7 +272,7 @@ def check_datasets(
 def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective], options: Mapping[str, Any]) -> None:
     """Refuse a dataset of a wrong type or without needed columns. Environments may add prompts, rollout functions other columns."""
     has_environment, has_rollout_function = (options.get(name) for name in ("environment_factory", "rollout_func"))
-    prefix, kind = ("", "training") if argument == "train_dataset" else (f"{argument}: ", "evaluation")
+    prefix, dataset_kind = ("", "training") if argument == "train_dataset" else (f"{argument}: ", "evaluation")
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
@@ -284,13 +284,13 @@ def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective],
         f"{argument} is a {type_name}. Pass a datasets.Dataset or IterableDataset.": not isinstance(
             dataset, Dataset | IterableDataset | None
         ),
-        f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete. Its columns are "
+        f"{prefix}The {dataset_kind} dataset has no column 'prompt' with the text or messages to complete. Its columns are "
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
         and "prompt" not in known_columns
         and not has_environment,
     }
     dataset_faults |= {
-        f"{prefix}The {kind} dataset has a column '{name}', but TRL passes its own {name} to rewards under this name. "
+        f"{prefix}The {dataset_kind} dataset has a column '{name}', but TRL passes its own {name} to rewards under this name. "
         f"Rename the column: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
         for name in ("prompts", "completions")
     }
@@ -331,7 +331,7 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     prompt_faults = {
         f"The prompt ends with {opened_tag}, so completions begin without this {_noun(opened_mark, opened_tag)}. Say so in "
         f"the layout: Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
-        f"The layout's 'prefilled' says that prompts end with {' or '.join(prefilled_tags)}, but one ends with "
+        f"The layout's 'prefilled' says that prompts end with {' or '.join(prefilled_tags)}, but a prompt ends with "
         f"{bare_prompt[-40:]!r}. End it with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of "
         "the layout.": prefilled_tags and not opened_tag,
     }
@@ -344,15 +344,15 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
         return ""
     segmenter_name = layout.parts[0].segmenter
     opening_tags = tuple(_opening_tags(segmenter_name, layout.prefilled))
-    ends_output_nt = (mask_nt.cumsum(dim=1)[:, :-1] > 0) & ~mask_nt[:, :-1] & mask_nt[:, 1:]
+    is_output_end_nt = (mask_nt.cumsum(dim=1)[:, :-1] > 0) & ~mask_nt[:, :-1] & mask_nt[:, 1:]
     reopened_rows = {
         n
-        for n, t in ends_output_nt.nonzero().tolist()
+        for n, t in is_output_end_nt.nonzero().tolist()
         if tokenizer.decode(ids_nt[n, max(0, t - 63) : t + 1]).rstrip().endswith(opening_tags)
     }
     if not reopened_rows:
         return ""
-    advice = "End tool output without it, or set scope: turn."
+    advice = "End tool output without this tag, or set scope: turn."
     if opening_tags[0] == "<think>":
         advice = "Use the mark channels:reasoning and prefilled='reasoning': then each turn starts inside the reasoning."
     return (

@@ -25,7 +25,7 @@ from spanwise.mode import Mode
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The supported loss types: DPPO, and TRL's losses whose normaliser can be undone exactly.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Which tokens may share an importance ratio (`importance_sampling_level`).
+#: The values of `importance_sampling_level`, which say which tokens share an importance ratio.
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
     "The loss would not give each span its own credit. Use a TRL version that this release of spanwise supports. If "

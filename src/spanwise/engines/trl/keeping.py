@@ -51,7 +51,7 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
     advantage_column.extend((credit.block_nk.sum(dim=1) + credit.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
         credit_and_presence = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
-        logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in credit_and_presence)
+        logs["extra"][f"credit/{name}"].extend(value if is_present else None for value, is_present in credit_and_presence)
     logs["extra"]["credit/stop"].extend(credit.stop_n.tolist())
     return ""
 
@@ -95,7 +95,7 @@ class BatchCallback(TrainerCallback):
                 self.folder.write_rollouts(rollouts_of_ranks, step=batch_number)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Do nothing. Subclasses may act here, in every process, after the last step of a generation batch."""
+        """Called in every process after the last step of a generation batch, for subclasses to override."""
 
 
 class Keeping(BatchCallback):
@@ -140,7 +140,7 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add TRL's metrics, which may be means over many batches. Keep the metrics that spanwise has for this batch."""
+        """Write TRL's metrics, perhaps means over many batches, into metrics.jsonl. Keep spanwise's metrics of this batch."""
         if state.is_world_process_zero and logs and "loss" in logs:
-            logged = {name: value for name, value in logs.items() if name not in self.trainer.last_metrics}
-            self.record.add(-(-state.global_step // self.per_batch), logged)
+            trl_metrics = {name: value for name, value in logs.items() if name not in self.trainer.last_metrics}
+            self.record.add(-(-state.global_step // self.per_batch), trl_metrics)

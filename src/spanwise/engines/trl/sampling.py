@@ -60,8 +60,8 @@ class DynamicSampling:
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        self.metrics: dict[str, float] = {}  # the metrics of the last batch
-        self.scored: Any = None  # the completion ids of the last batch, if its rewards are known already
+        self.metrics: dict[str, float] = {}  # The metrics of the last batch.
+        self.scored: Any = None  # The completion ids of the last batch, if its rewards are known already.
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Replace the groups of a generated batch that teach nothing. This changes `prompts` and `rows` in place."""
@@ -69,7 +69,7 @@ class DynamicSampling:
         fresh_rows = self._fresh_rows()
         is_useful_g = self._useful(outputs, prompts, rows)
         useless_groups = (~is_useful_g).nonzero()[:, 0].tolist()
-        group_rows = [range(first, first + group_size) for first in range(0, len(rows), group_size)]
+        group_rows = [range(first_row, first_row + group_size) for first_row in range(0, len(rows), group_size)]
         group_count = len(group_rows)
         sampled_group_count = group_count
         self.scored = outputs[1]
@@ -88,7 +88,7 @@ class DynamicSampling:
             for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
                 old_rows, new_rows = group_rows[useless_groups.pop(0)], group_rows[group]
                 output_pairs = zip(outputs, candidate_outputs, strict=True)
-                outputs = tuple(_replaced(old, new, old_rows, new_rows) for old, new in output_pairs)
+                outputs = tuple(_replaced(old_part, new_part, old_rows, new_rows) for old_part, new_part in output_pairs)
                 for old_row, new_row in zip(old_rows, new_rows, strict=True):
                     prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]
         if self.scored is None:  # TRL scores the final batch again, so drop what rewards have logged so far
@@ -101,7 +101,7 @@ class DynamicSampling:
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
         """Return which groups get credit, or differ in the rewards of the objective that the user chose."""
-        extra_fields = next((part for part in generated if isinstance(part, dict)), {})
+        extra_fields = next((output for output in generated if isinstance(output, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
         scored_rows = self.trainer._read(generated, prompts, rows)
@@ -120,14 +120,14 @@ class DynamicSampling:
         """Yield rows of the dataset in random order, without end. Each process gets different rows."""
         trainer = self.trainer
         dataset = trainer.train_dataset
-        accumulation = trainer.args.gradient_accumulation_steps
-        micro_batch = trainer.state.global_step * accumulation + trainer._step % accumulation
-        seed = trainer.args.seed * 1_000_003 + micro_batch  # a resumed run draws the same rows
+        accumulation_steps = trainer.args.gradient_accumulation_steps
+        micro_batch_number = trainer.state.global_step * accumulation_steps + trainer._step % accumulation_steps
+        seed = trainer.args.seed * 1_000_003 + micro_batch_number  # a resumed run draws the same rows
         random_generator = torch.Generator().manual_seed(seed)
         rows_of_rank = slice(trainer.accelerator.process_index, None, trainer.accelerator.num_processes)
         while True:
-            for index in torch.randperm(len(dataset), generator=random_generator).tolist()[rows_of_rank] or [0]:
-                yield dataset[index]
+            for row_index in torch.randperm(len(dataset), generator=random_generator).tolist()[rows_of_rank] or [0]:
+                yield dataset[row_index]
 
 
 def _replaced(old: Any, new: Any, old_rows: range, new_rows: range) -> Any:

@@ -130,10 +130,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._name = f"spanwise's method '{scheme.method}'"
         self._paper = {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
-        self._trained_rollouts: Rollouts | None = None  # an evaluation does not replace these rollouts
+        self._trained_rollouts: Rollouts | None = None  # the rollouts of the last training batch, not of an evaluation
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
-        self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all are sampled
+        self._sampled: list[list[int]] | None = None  # The mask of sampled tokens; None: all are sampled.
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         sampling_criterion = getattr(args, "dynamic_sampling", None)
@@ -147,7 +147,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         # The gradient check runs once, but not under DPPO, whose loss TRL does not compute.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
-        self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss while TRL computes it
+        self._loss_inputs: dict[str, Any] = {}  # The inputs of the loss while TRL computes it.
         # At the importance-sampling level "sequence", TRL averages advantages, so it always gets "token". The user's level
         # is restored even after an error, because the user may use `args` again.
         self._ratio_level = args.importance_sampling_level
@@ -249,15 +249,15 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        for part in self.parts.values() if self.args.should_save else ():
-            part.save(Path(output_dir))
+        for mode_part in self.parts.values() if self.args.should_save else ():
+            mode_part.save(Path(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        for part in self.parts.values():
-            part.restore(Path(checkpoint))
+        for mode_part in self.parts.values():
+            mode_part.restore(Path(checkpoint))
         if self.scheme.entry.stateful:
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
@@ -276,8 +276,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Sample completions as TRL does, and let modes such as laser watch the sampling."""
         is_training = self.model.training
         with ExitStack() as contexts:
-            for part in self.parts.values():
-                contexts.enter_context(part.generating())
+            for mode_part in self.parts.values():
+                contexts.enter_context(mode_part.generating())
             outputs = super()._generate(*args, **kwargs)
         if self.model.training != is_training:  # TRL's continuous batching leaves the model in training mode
             self.model.train(is_training)
@@ -292,7 +292,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
         generated_outputs = self._sample(prompts, *args, **kwargs)
-        extra_fields = next((part for part in generated_outputs if isinstance(part, dict)), {})
+        extra_fields = next((output for output in generated_outputs if isinstance(output, dict)), {})
         shared_columns = [name for name in extra_fields if self._rows and name in self._rows[0]]
         if shared_columns and self._is_first_time("shared columns") and self.accelerator.is_main_process:
             warnings.warn(
@@ -311,7 +311,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _check_prompt_ends(self, prompt_ids: Any) -> None:
         """Refuse a prompt that does not fit the layout. After the first batch, only warn once."""
         is_first_batch = self._is_first_time("prompts")
-        for last_ids in dict.fromkeys(tuple(ids)[-64:] for ids in prompt_ids):
+        for last_ids in dict.fromkeys(tuple(prompt_tokens)[-64:] for prompt_tokens in prompt_ids):
             prompt_end = self._text_tokenizer.decode(list(last_ids), skip_special_tokens=False)
             try:
                 config.check_prefilled(prompt_end, self.scheme.layout)
@@ -329,8 +329,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         arguments = self._reward_arguments
         trl_arguments = {key: arguments.pop(key) for key in _TRL_KWARGS if key in arguments}
         if self._environment_rewards:
-            loop = getattr(self, "async_loop", None)
-            arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"], loop)
+            async_loop = getattr(self, "async_loop", None)
+            arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"], async_loop)
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         first_row = self.accelerator.process_index * len(completion_ids_list)
@@ -360,8 +360,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         if "logp_nt" in self.scheme.needs:
             batch = replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
             scored_batch = replace(scored_batch, batch=batch)
-        for part in self.parts.values():
-            scored_batch, metrics = part.fill(scored_batch, output)
+        for mode_part in self.parts.values():
+            scored_batch, metrics = mode_part.fill(scored_batch, output)
             self._note(metrics)
         start_time = time.perf_counter()
         mask_nt = fold.loss_mask(output).bool().cpu()
@@ -370,13 +370,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         output["advantages"] = advantage_nt.to(output["completion_ids"].device)
         if self._ratio_level == "block":
             output["block_numbers"] = wider(step_result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
-        other_names = ("prompts", "completions", "completion_ids", "environments")
+        trl_column_names = ("prompts", "completions", "completion_ids", "environments")
         self.last_rollouts = self.step.rollouts(
             step_result,
             number=step_number,
             prompts=batch.columns["prompts"],
             completions=batch.columns["completions"],
-            columns={name: values for name, values in batch.columns.items() if name not in other_names},
+            columns={name: values for name, values in batch.columns.items() if name not in trl_column_names},
             learn=is_training,
         )
         spanwise_seconds = self._read_seconds + time.perf_counter() - start_time
@@ -387,7 +387,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
         completion_credit, present_nk = step_result.by_completion()
         warning_by_kind = {"table": log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)}
-        if scored_batch.turns is None and "reopened" not in self._done:  # a turn on its own starts inside the prefilled tag
+        if scored_batch.turns is None and "reopened" not in self._done:  # a row of one turn starts inside the prefilled tag
             warning_by_kind["reopened"] = config.warn_reopened(
                 batch.ids_nt, batch.mask_nt, self.scheme.layout, self._text_tokenizer
             )
@@ -412,12 +412,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Sample and credit a group of completions per row, without effect on training. One process only."""
         was_training = self.model.training
         # A `Step` gives each warning only once, so these samples use another `Step` than the training.
-        other_step = Step(self.scheme, self.step.vocabulary)
-        own_state = {"step": other_step, "_logs": copy.deepcopy(self._logs), "_done": {*self._done}}
+        sample_step = Step(self.scheme, self.step.vocabulary)
+        temporary_attributes = {"step": sample_step, "_logs": copy.deepcopy(self._logs), "_done": {*self._done}}
         self.model.eval()
         try:
             with (
-                _changed(self, last_rollouts=None, **own_state),
+                _changed(self, last_rollouts=None, **temporary_attributes),
                 torch.random.fork_rng(),
                 warnings.catch_warnings(action="ignore"),
             ):
@@ -436,9 +436,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Compute the tokens' log-probabilities under the policy that sampled them."""
         sampled_logp_nt = output.get("old_per_token_logps")
         if sampled_logp_nt is None:
-            pass_inputs = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
+            forward_inputs = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
             images = image_inputs(output, rows.ids_nl.shape[1])
-            sampled_logp_nt = self._get_per_token_logps_and_entropies(self.model, *pass_inputs, **images)[0]
+            sampled_logp_nt = self._get_per_token_logps_and_entropies(self.model, *forward_inputs, **images)[0]
             self._logps = None
         return sampled_logp_nt[:, : rows.width].float().cpu()
 
@@ -474,8 +474,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
         loss_inputs = {**inputs, "advantages": advantages_bt}
         trl_options = {
-            "beta": 0.0,  # keeps TRL from adding its KL; `kl_term` is added below
-            "loss_type": "sapo" if is_dppo else self.loss_type,  # under DPPO, TRL's own loss is 0
+            "beta": 0.0,  # Keeps TRL from adding its KL; `kl_term` is added below.
+            "loss_type": "sapo" if is_dppo else self.loss_type,  # Under DPPO, TRL's own loss is 0.
         }
         self._logps = None
         with _changed(self, _loss_inputs=loss_inputs, **trl_options):
@@ -485,8 +485,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             token_count = mask_bt.sum()
             local_sums = torch.stack([dropped_share * token_count, token_count, dppo_loss_value.detach()])
-            summed: Any = self.accelerator.reduce(local_sums, reduction="sum")
-            dropped_count, token_count, loss_sum = summed.tolist()
+            global_sums: Any = self.accelerator.reduce(local_sums, reduction="sum")
+            dropped_count, token_count, loss_sum = global_sums.tolist()
             self._note({"dppo/dropped": dropped_count / max(token_count, 1)})
             logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs a policy loss only if there is an entropy bonus
@@ -510,11 +510,11 @@ class SpanGRPOTrainer(GRPOTrainer):
                 old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach())
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_logp_bt)
             kl_and_token_sums = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            gathered_totals: Any = self.accelerator.reduce(kl_and_token_sums, reduction="sum")
-            self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
+            global_totals: Any = self.accelerator.reduce(kl_and_token_sums, reduction="sum")
+            self._note({"kl": float(global_totals[0] / global_totals[1].clamp(min=1))})
             total_loss = total_loss + self.beta * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
-        for part in self.parts.values():
-            mode_loss, mode_metrics = part.loss(inputs)
+        for mode_part in self.parts.values():
+            mode_loss, mode_metrics = mode_part.loss(inputs)
             total_loss = total_loss + mode_loss / accumulation_steps
             self._note(mode_metrics)
             self.step.note(mode_metrics if is_training else {})
@@ -522,8 +522,8 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         compute_logps = super()._get_per_token_logps_and_entropies
-        for part in self.parts.values():
-            compute_logps = partial(part.forward, compute_logps)
+        for mode_part in self.parts.values():
+            compute_logps = partial(mode_part.forward, compute_logps)
         logp_outputs = compute_logps(*args, **kwargs)
         self._logps = logp_outputs[0]
         loss_inputs = self._loss_inputs
@@ -537,7 +537,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     @property
     def _waits(self) -> bool:
         """True while only the critic (or another mode) trains."""
-        return any(part.waits for part in self.parts.values())
+        return any(mode_part.waits for mode_part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run TRL's training step, and check the gradient. Remove the gradient while only the critic (or another mode) trains."""

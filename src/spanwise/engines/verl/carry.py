@@ -39,12 +39,12 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 class Rows:
     """The rows of a batch in verl's trainer."""
 
-    packed: Sequence[Any]  # the packed text of each row's rollout; padding rows may hold anything
-    session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
-    output_number: Sequence[int] | None = None  # the number of each row within its rollout
-    padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # maps `Batch` fields to numbers per token
-    # maps each mode to the column of the token that it appended to each row (-1: no token)
+    packed: Sequence[Any]  # The packed text of each row's rollout; padding rows may hold anything.
+    session: Sequence[Any] | None = None  # The rollout id of each row; None: every row is a rollout.
+    output_number: Sequence[int] | None = None  # The number of each row within its rollout.
+    padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch.
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # Maps `Batch` fields to numbers per token.
+    # Maps each mode to the column of the token that it appended to each row (-1: no token).
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -65,8 +65,8 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1
     packed_outputs: list[dict[str, list[Any]]] = []
-    for block_t, length in zip(block_nt, length_n, strict=True):
-        run_blocks, run_lengths = block_t[:length].unique_consecutive(return_counts=True)
+    for block_t, token_count in zip(block_nt, length_n, strict=True):
+        run_blocks, run_lengths = block_t[:token_count].unique_consecutive(return_counts=True)
         packed_outputs.append({"runs": [run_blocks.tolist(), run_lengths.tolist()], "table": [], "anchor": [], "notes": []})
     output_index_s = range(len(packed_outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, table_row) in enumerate(zip(output_index_s, reading.pack().tolist(), strict=True)):
@@ -92,17 +92,17 @@ def _as_json(state: Any) -> Any:
 class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from texts."""
 
-    reading: Reading  # the rewards of each row or turn, without the blocks (`spans` is None)
-    row_s: Int[Tensor, " s"]  # for each entry of `reading` (a row or a turn), its row in the batch
-    runs: Sequence[list[list[int]]]  # each row's blocks, run-length encoded: block numbers and run lengths
-    masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens
-    split_n: Bool[Tensor, " n"]  # True if the row was split into turns
-    anchor: list[Any] | None  # the state before each row or turn, if the method compares states
+    reading: Reading  # The rewards of each row or turn, without the blocks (`spans` is None).
+    row_s: Int[Tensor, " s"]  # For each entry of `reading` (a row or a turn), its row in the batch.
+    runs: Sequence[list[list[int]]]  # Each row's blocks, run-length encoded: block numbers and run lengths.
+    masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens.
+    split_n: Bool[Tensor, " n"]  # True if the row was split into turns.
+    anchor: list[Any] | None  # The state before each row or turn, if the method compares states.
 
     @cached_property
     def length_n(self) -> list[int]:
         """The number of tokens of each batch row, tool output included."""
-        return [sum(counts) for _, counts in self.runs]
+        return [sum(run_lengths) for _, run_lengths in self.runs]
 
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
@@ -154,14 +154,14 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
     parse_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
     rollout_dicts, outputs = [], []
-    for n, text in enumerate(packed):
-        if not isinstance(text, str):
+    for n, packed_text in enumerate(packed):
+        if not isinstance(packed_text, str):
             raise RecipeError(
                 f"The agent loop scored row {n} itself, so spanwise's reward manager did not, and the row has no blocks and "
                 "rewards. Let the agent loop leave reward_score empty. Put its results in extra_fields, which rewards read as "
                 "columns."
             )
-        rollout_dicts.append(parse_text(text))
+        rollout_dicts.append(parse_text(packed_text))
         outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
     output_indices = list(range(len(outputs)))
@@ -264,19 +264,19 @@ class ChunkedCredit:
     @cached_property
     def _unpacked_row_by_row(self) -> dict[int, int]:
         """Maps row indices to indices in `unpacked`, which lacks padding rows."""
-        return {n: number for number, n in enumerate(self.rows.real)}
+        return {n: unpacked_row for unpacked_row, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
         """Split the rows into chunks of about `tokens` tokens. A chunk takes every k-th row, to spread the padding at the end."""
         row_count = len(self.rows.packed)
         padded_token_count = row_count * max(self.unpacked.length_n, default=0)
         chunk_count = min(row_count, math.ceil(padded_token_count / tokens)) or 1
-        return [range(start, row_count, chunk_count) for start in range(chunk_count)]
+        return [range(first_row, row_count, chunk_count) for first_row in range(chunk_count)]
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a chunk of rows. Masked tokens and padding rows get 0."""
-        real_positions = [position for position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
-        unpacked_rows = [self._unpacked_row_by_row[chunk[position]] for position in real_positions]
+        real_positions = [chunk_position for chunk_position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
+        unpacked_rows = [self._unpacked_row_by_row[chunk[chunk_position]] for chunk_position in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
         spans, _, turns, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)

@@ -41,7 +41,7 @@ class SpanRewardManager(RewardManagerBase):
         self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
         user_manager = config.algorithm.spanwise.get(OWN_MANAGER)
         self.user_chose_reward = user_chose_reward(config, user_manager and user_manager.name)
-        # The thread has a context of its own.
+        # A new thread has its own context variables, so `REWARD_WORKERS` is set there.
         self._thread = ThreadPoolExecutor(1, "spanwise-reward", REWARD_WORKERS.set, (int(config.reward.num_workers),))
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -70,18 +70,18 @@ class SpanRewardManager(RewardManagerBase):
         attention_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
         length_n = attention_nt.sum(dim=1).tolist()
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
-        given_masks = [_agent_fields(row).get(masks.KEY) for row in field_dicts]
+        agent_masks = [_agent_fields(row).get(masks.KEY) for row in field_dicts]
         ids_by_output = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         sampled_masks = [
-            [1] * len(ids) if mask is None else mask for ids, mask in zip(ids_by_output, given_masks, strict=True)
+            [1] * len(ids) if mask is None else mask for ids, mask in zip(ids_by_output, agent_masks, strict=True)
         ]
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
             manager_values = own_result.get("reward_extra_info", {})
             # A result of the user's reward manager replaces a dataset column only if an objective reads it.
-            unpaid_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
-            paid_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
-            reward_columns = {**unpaid_values, **paid_values, "environment": own_result["reward_score"]}
+            new_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
+            reward_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
+            reward_columns = {**new_values, **reward_values, "environment": own_result["reward_score"]}
             if _has_agent_reward(field_dicts):
                 del reward_columns["environment"]
             batch_columns |= {name: [None] * (len(ids_by_output) - 1) + [number] for name, number in reward_columns.items()}
@@ -89,7 +89,7 @@ class SpanRewardManager(RewardManagerBase):
         rollout_n = torch.zeros_like(output_number_n)
         steps = Steps(rollout_n, output_number_n, batch_columns.get("anchor")) if len(ids_by_output) > 1 else None
         batch = Batch.jagged(ids_by_output, rollout_n, sampled=sampled_masks, columns=batch_columns, steps=steps)
-        return batch, length_n, all(mask is not None for mask in given_masks)
+        return batch, length_n, all(mask is not None for mask in agent_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
         """Return a rollout's result in the form that verl expects, with the rewards that other trainers log."""
@@ -166,8 +166,8 @@ def _mark_rewards(read_batch: ReadBatch, scheme: Scheme) -> float:
         reward_sm, _ = worth_of_turns(scores, steps.trajectory_s, steps.step_s, objectives=scheme.objectives, kind=kind)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in scheme.objectives], dtype=torch.bool)
     rewards_m = [set(column_s[~column_s.isnan()].tolist()) for column_s in reward_sm[:, has_weight_m].unbind(dim=1)]
-    has_sums = scheme.entry.kind == "step" and len(reward_sm) > 1 and any(rewards - {0.0} for rewards in rewards_m)
-    if has_sums or any(len(rewards) > 1 for rewards in rewards_m):
+    sums_turn_rewards = scheme.entry.kind == "step" and len(reward_sm) > 1 and any(rewards - {0.0} for rewards in rewards_m)
+    if sums_turn_rewards or any(len(rewards) > 1 for rewards in rewards_m):
         return math.nan
     return float(zlib.crc32(repr([sorted(rewards) for rewards in rewards_m]).encode()))
 

@@ -65,7 +65,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # mode -> the log-probabilities that it trains its tokens towards
+        self.targets: dict[str, Tensor] = {}  # maps modes to the log-probabilities that their tokens should reach
         self._vocabulary: Vocabulary | None = None
         self._has_noted_errors = False
 
@@ -73,8 +73,8 @@ class VerlRun:
         """Compute a batch's advantages and critic targets. Scaling undoes the normaliser of verl's loss."""
         real_indices = rows.real
         mode_fields, all_mode_metrics = {}, {}
-        for name, part in self.parts.items():
-            mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
+        for name, mode_part in self.parts.items():
+            mode_fields |= mode_part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
         adv_nt, return_nt, step_result = credited(
             rows, uids, mask_nt, self.step, value_lam=self.critic.gae_lambda_value, fields=mode_fields
         )
@@ -82,8 +82,8 @@ class VerlRun:
         reading = step_result.own.reading
         adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
-        for name, part in self.parts.items():
-            mode_weight_n, target_logp_n, mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
+        for name, mode_part in self.parts.items():
+            mode_weight_n, target_logp_n, mode_metrics = mode_part.lesson(reading, self.scheme, number, rows=len(mask_nt))
             self.targets[name] = target_logp_n
             adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], mode_weight_n)
             all_mode_metrics |= mode_metrics
@@ -93,9 +93,9 @@ class VerlRun:
     def note_missing(self, trainer: Any, rows: Rows) -> None:
         """Warn if verl trains without some completions. verl itself only logs the errors of its workers."""
         group_size = self.config.actor_rollout_ref.rollout.n
-        rollouts_by_uid = Counter(uid for uid, _ in {(rows.session or ())[n] for n in rows.real})
+        rollout_count_by_uid = Counter(uid for uid, _ in {(rows.session or ())[n] for n in rows.real})
         expected_count = self.config.data.train_batch_size // _batches_per_step(trainer) * group_size
-        missing_count = expected_count - sum(min(count, group_size) for count in rollouts_by_uid.values())
+        missing_count = expected_count - sum(min(count, group_size) for count in rollout_count_by_uid.values())
         if missing_count > 0:
             self._note_errors(
                 f"The batch of step {getattr(trainer, 'global_steps', 1)} lacks {missing_count} of {expected_count} "
@@ -131,8 +131,8 @@ class VerlRun:
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
-        token_count = int(mask_nt.sum())  # verl's V0 trainer divides the loss by the tokens that are not rejected
-        if rows.session is not None:  # the rows come from verl's V1 trainer, which divides by all sampled tokens
+        token_count = int(mask_nt.sum())  # verl's V0 trainer divides the loss by the tokens that are not rejected.
+        if rows.session is not None:  # The rows come from verl's V1 trainer, which divides by all sampled tokens.
             token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 

@@ -45,8 +45,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
-    trainer_class.spanwise = None  # the `VerlRun` of a trainer with a recipe
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # for functions that verl calls without a trainer
+    trainer_class.spanwise = None  # The `VerlRun` of a trainer with a recipe.
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # The last trainer, for functions that get none.
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -141,10 +141,10 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor_config.loss_agg_mode = MODES[0]
-        if critic_loss_mode is not None:  # keep the critic's mode, which by default follows the actor's
+        if critic_loss_mode is not None:  # keep the critic's loss_agg_mode, which by default follows the actor's
             config.critic.loss_agg_mode = critic_loss_mode
-    several_divisors = "With token-mean, each mini-batch would divide its loss by a different number of tokens."
-    change_reason = "The loss 'sapo' supports no other mode." if uses_sapo_loss else several_divisors
+    divisor_reason = "With token-mean, each mini-batch would divide its loss by a different number of tokens."
+    change_reason = "The loss 'sapo' supports no other mode." if uses_sapo_loss else divisor_reason
     kl_note = f" KL and entropy change to {MODES[0]}, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return (
         f"spanwise changes loss_agg_mode from token-mean to {MODES[0]}. {change_reason} The policy loss stays the "
@@ -166,10 +166,10 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     if metric is None or metric == ANY_REWARD:
         return None
     if metric == "reward" or metric in scheme.names:
-        absent_note = f" A group is also kept if a completion has no reward '{metric}'." if metric in scheme.names else ""
+        reward_note = f" A group is also kept if a completion has no reward '{metric}'." if metric in scheme.names else ""
         return (
             f"{_FILTER}.metric={metric} drops groups whose completions have the same {metric}, although their other "
-            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups.{absent_note}"
+            f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups.{reward_note}"
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
@@ -284,8 +284,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
             f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
             f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
-            # Otherwise the user's function may fill other objectives' columns, while an agent loop gives each turn this
-            # column.
+            # A user's function may fill the columns of other objectives, while an agent loop gives each turn `column`.
             and (column == "environment" or turn_columns.keys() == paid_columns)
             for column, name in turn_columns.items()
         },

@@ -75,7 +75,7 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
         joined_metrics.add_step_metrics(chunk_metrics, sample_count=len(chunk))
     metrics.update({**joined_metrics.get_aggregated_metrics(), **chunked_credit.batch.metrics})
     joined_batch = type(batch).concat(credited_chunks).select_keys(batch.keys)
-    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` may set it to None, but verl adds entries to it
+    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` may set extra_info to None, but verl adds entries
     return joined_batch
 
 
@@ -83,19 +83,19 @@ def rows_of(batch: Any, run: VerlRun) -> Rows:
     """Fetch the packed rewards and the per-token numbers of a batch."""
     response_fields = ["responses", "response_mask"] if run.parts else []
     fetched_fields = _fetch(batch, "extra_fields", *run.tokens.values(), *response_fields)
-    extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
-    key_parts = [key.rsplit("_", 2) for key in batch.keys]  # a key is "<uid>_<rollout>_<output>"
+    extra_fields = list(fetched_fields["extra_fields"])  # The TransferQueue may return an array instead of a list.
+    key_parts = [key.rsplit("_", 2) for key in batch.keys]  # A key is "<uid>_<rollout>_<output>".
     token_column_by_mode = {}
-    for name, part in run.parts.items():  # an appended token is the last of its row, and masked
+    for name, mode_part in run.parts.items():  # an appended token is the last of its row, and masked
         token_columns = [
-            len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
+            len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == mode_part.token and not mask[-1] else -1
             for ids, mask in zip(fetched_fields["responses"].unbind(), fetched_fields["response_mask"].unbind(), strict=True)
         ]
         token_column_by_mode[name] = torch.tensor(token_columns)
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra_fields],
         session=[(uid, session) for uid, session, _ in key_parts],
-        output_number=[int(output) for _, _, output in key_parts],
+        output_number=[int(output_text) for _, _, output_text in key_parts],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: fetched_fields[field].to_padded_tensor(0.0) for name, field in run.tokens.items()},
         places=token_column_by_mode,

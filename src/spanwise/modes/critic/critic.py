@@ -151,10 +151,10 @@ class Critic:
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
-            fault_place = "They are in completions of another process."
+            place_sentence = "These values are in completions of another process."
             if faulty_rows:
-                fault_place = f"The first is in completion {faulty_rows[0]}."
-            raise self._diverged(f"{nonfinite_count:g} of the critic's values are not finite. {fault_place}")
+                place_sentence = f"The first such value is in completion {faulty_rows[0]}."
+            raise self._diverged(f"{nonfinite_count:g} of the critic's values are not finite. {place_sentence}")
 
     def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
@@ -177,7 +177,7 @@ class Critic:
             value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
             metric_prefix = f"{name}/" if len(self.model.names) > 1 else ""
             error_metrics = critic_error(value_nt, target_nt, mask_nt.bool())
-            all_metrics |= {f"{metric_prefix}{key}": number for key, number in error_metrics.items()}
+            all_metrics |= {f"{metric_prefix}{metric_name}": number for metric_name, number in error_metrics.items()}
         return all_metrics
 
     def _move(self, device: torch.device | str) -> None:
@@ -222,7 +222,7 @@ class _Batch:
 
     @property
     def mask_nts(self) -> Tensor:
-        """Which values have a target. The axes are rows, tokens, and the values that the critic predicts per token."""
+        """True for values that have a target. The axes are rows, tokens, and the values that the critic predicts per token."""
         mask_snt = self.streams.mask_snt
         if self.config.truncated == "mask":
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
@@ -231,7 +231,7 @@ class _Batch:
     def bootstrap(self, value_nts: Tensor) -> Tensor:
         """Return the value after each row's last token. For cut-off rows it depends on the critic's option `truncated`."""
         bootstrap_end_values = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
-        return torch.stack([bootstrap_end_values(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
+        return torch.stack([bootstrap_end_values(value_end_n=value_n) for value_n in self.ends(value_nts).unbind(1)], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
         """Return the critic's values after the last token of each row."""

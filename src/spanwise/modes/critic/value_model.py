@@ -35,9 +35,9 @@ class Saved(NamedTuple):
     @staticmethod
     def of(place: str | Path) -> Saved | None:
         """Read a saved critic's description from its folder. None if it holds no saved critic."""
-        about_file = Path(place) / ABOUT
+        description_file = Path(place) / ABOUT
         try:
-            fields = json.loads(about_file.read_text(encoding="utf-8"))
+            fields = json.loads(description_file.read_text(encoding="utf-8"))
             head_options: dict[str, Any] = {}
             if fields["head"] != "scalar":
                 head_options = {"bins": fields["bins"], "value_range": tuple(fields["value_range"])}
@@ -45,7 +45,7 @@ class Saved(NamedTuple):
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"'{about_file}' is damaged: {error!r}.") from error
+            raise DataError(f"'{description_file}' is damaged: {error!r}.") from error
 
 
 class ValueModel(nn.Module):
@@ -188,7 +188,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     critic_fingerprint = None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # without it, AutoTokenizer would load an empty tokenizer
+            if not has_file(place, "tokenizer_config.json"):  # AutoTokenizer loads an empty tokenizer if the file is missing
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
         except Exception:  # a missing tokenizer raises errors of many types

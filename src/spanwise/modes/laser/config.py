@@ -30,8 +30,8 @@ FILE = "laser.json"
 def read_measured(file: Path) -> dict[str, Any]:
     """Read laser's measured reference log-probability from a run's file. It also has `token` and `id`."""
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-        return {**entries, "token": entries["token"], "id": entries["id"], "reference": float(entries["reference"])}
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return {**record, "token": record["token"], "id": record["id"], "reference": float(record["reference"])}
     except KeyError as error:
         raise DataError(f"laser's reference cannot be read from '{file}': the file has no '{error.args[0]}'.") from error
     except (OSError, ValueError, TypeError) as error:
@@ -172,12 +172,12 @@ class Laser(Mode):
 
     def check_steps(self, steps: int) -> None:
         """Refuse a warm-up that lasts the whole run. Laser's loss, or the mixing of its score, would never start."""
-        for start, start_text, remedy in (
+        for delay, effect, remedy in (
             (self.reasoning_warmup, "Laser's loss would begin", "Lower laser.reasoning_warmup."),
             (self.first_mix, "Laser's score would enter the credit", "Lower laser.self_rewarding_warmup, or set mix: 0."),
         ):
-            if start is not None and start >= steps:
-                raise RecipeError(f"{start_text} after {start} generation batches, but the run has only {steps}. {remedy}")
+            if delay is not None and delay >= steps:
+                raise RecipeError(f"{effect} after {delay} generation batches, but the run has only {steps}. {remedy}")
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Mark the completions whose advantage contains their self-rewarding score. Unknown steps (0) count as mixed.
@@ -257,7 +257,7 @@ class Laser(Mode):
         objective = scheme.objectives[verdict_index]
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
-        mix_share_n1, relative_score_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
+        mix_share_n1, relative_score_n1 = (vector_n[:, None] for vector_n in self._compared(batch.score_n, batch.group_n))
         # If each objective has its own credit, change only the credit of the objective `self.verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()

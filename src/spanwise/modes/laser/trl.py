@@ -33,7 +33,7 @@ class SelfRewarding(TrlPart):
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
         vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
-        self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
+        self.measured: dict[str, Any] | None = None  # The content of `laser.json`; None before the first batch.
         # The reserved token's log-probabilities: `passes` from the first and last forward pass after `generate`, `heard`
         # from each call of `generate`.
         self.passes: list[Tensor] = []
@@ -112,7 +112,7 @@ class SelfRewarding(TrlPart):
     def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add laser's scores to the batch. Add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode = self.trainer, self.mode
-        batch, all_ranks = read_batch.batch, read_batch.everyone
+        batch, all_rows = read_batch.batch, read_batch.everyone
         if not trainer.model.training:
             return read_batch, {}
         if batch.steps is not None:
@@ -146,7 +146,7 @@ class SelfRewarding(TrlPart):
         score_n = self._score_n = self._scores(logp_n)
         self._class_sums, self._summed_rows = torch.zeros(4), 0
         if self._generation >= mode.reasoning_warmup:  # the warm-up of laser's loss is over
-            verdict_n = verdicts(mode, all_ranks.reading, trainer.scheme)
+            verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(has_ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * weight_scale
@@ -155,8 +155,8 @@ class SelfRewarding(TrlPart):
             output["laser_weight"] = weight_n[read_batch.here].float().to(device)
             output["laser_row"] = torch.arange(len(has_ended_n), device=device)
         if mode.mixes(self._generation):
-            all_ranks = replace(all_ranks, batch=replace(all_ranks.batch, score_n=self.gather(score_n)))
-        return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_ranks), {}
+            all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
+        return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return laser's loss on a micro-batch. Fill in the scores of its rows that were still unknown."""
@@ -200,7 +200,7 @@ class SelfRewarding(TrlPart):
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
-        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())  # before the `if`: a process may have no image
+        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())  # all processes gather, even one without images
         if "pixel_values" in output:
             return self._read_ends_with_images(output)
         sequence_rows = sequences(output, batch)
@@ -218,11 +218,11 @@ class SelfRewarding(TrlPart):
     @torch.no_grad()
     def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
         """Compute the reserved token's log-probability in all rows with TRL's forward pass, which gets each row's images."""
-        trainer, names = self.trainer, ("ids", "mask")
-        ids_nl, mask_nl = (torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in names)
-        widths = (output["completion_ids"].shape[1], trainer.args.per_device_train_batch_size)
+        trainer, table_names = self.trainer, ("ids", "mask")
+        ids_nl, mask_nl = (torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in table_names)
+        width_and_batch_size = (output["completion_ids"].shape[1], trainer.args.per_device_train_batch_size)
         images = image_inputs(output, ids_nl.shape[1])
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids_nl, mask_nl, *widths, **images)
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids_nl, mask_nl, *width_and_batch_size, **images)
         return self.passes[-1].float().cpu()
 
     def _scores(self, logp_n: Tensor) -> Tensor:
@@ -244,8 +244,8 @@ class SelfRewarding(TrlPart):
         measurement = read_measured(folder / FILE)
         if (trained_id := measurement["id"]) != self.token:
             raise DataError(
-                f"'{folder}' was trained with the reserved token {trained_id}, but laser.token has the id {self.token}. Set "
-                f"laser.token to {trained_id}."
+                f"The checkpoint '{folder}' was trained with the reserved token {trained_id}, but laser.token has the id "
+                f"{self.token}. Set laser.token to {trained_id}."
             )
         self.mode = replace(self.mode, reference=measurement["reference"])
         self.measured = measurement
