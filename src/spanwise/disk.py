@@ -124,8 +124,8 @@ def read_yaml(path: str | Path, what: str, advice: str = "") -> Any:
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file whole or not at all. Raise DataError if it cannot be written."""
-    with whole_file(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with whole_file(file) as temporary_file:
+        temporary_file.write_text(text, encoding="utf-8")
 
 
 def add_line(file: Path, text: str) -> None:

@@ -310,11 +310,11 @@ def test_a_panel_for_each_headlines_for_the_score_and_votes_by_it_under_names_of
         *("majority weighted by its score", "highest score"),
     ):
         assert words in page.text
-    assert "votes are weighed by the self-rewarding score" not in page.text
+    assert "votes are weighted by the self-rewarding score" not in page.text
     text = page_of(NOTHING).text  # the score alone
     assert "have a confidence and could" not in text
     assert "7 of 8 completions have a score and could be judged." in text
-    assert "No completion states a confidence, so votes are weighed by the self-rewarding score." in text
+    assert "No completion states a confidence, so votes are weighted by the self-rewarding score." in text
 
 
 def test_an_arm_with_a_score_beside_one_without():
@@ -323,6 +323,6 @@ def test_an_arm_with_a_score_beside_one_without():
     page = Page(compare_report(title="Two", recipe={}, comparison=compare_arms(runs), curves={}, samples=samples))
     assert "with, by its score" in page.text
     assert "without, by its score" not in page.text
-    assert "with: no completion states a confidence, so votes are weighed" not in page.text  # there are no votes
+    assert "with: no completion states a confidence, so votes are weighted" not in page.text  # there are no votes
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
     assert (rows["with"], rows["without"][0]) == (["0.100", "0.200"], "0.100")

@@ -35,7 +35,7 @@ def test_a_run_that_learned_and_one_that_may_not_have():
         points = [{"step": 0, **GOOD, "accuracy": before}, {"step": 120, **GOOD, "accuracy": 0.86}]
         finding = train_finding(points, steps=120, intervals={"accuracy": interval})
         assert sentence in finding
-        assert finding.endswith("This is one seed.")
+        assert finding.endswith("The run has only one seed.")
 
 
 def test_a_run_with_one_evaluation_or_none():

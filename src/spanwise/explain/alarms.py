@@ -13,8 +13,8 @@ from spanwise.registry import registered
 
 #: The names of calibration figures.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-OF_SCORE = "laser_"  # metrics of the self-rewarding score have this prefix
-OF_REWARD = "reward/"  # metrics of mean rewards on held-out prompts have this prefix
+OF_SCORE = "laser_"  # Metrics of the self-rewarding score have this prefix.
+OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this prefix.
 #: The figures of the score that a policy gives to its own answers.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
@@ -60,8 +60,8 @@ SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALU
 #: Maps the sentence of each evaluation alarm to the usual cause of the alarm.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
-IN_A_ROW = 3  # report a problem after this many training batches in a row
-_LATER = re.compile(r"\[[1-9]\d*\]")  # matches an index above 0 in the name of an objective, such as "[2]"
+IN_A_ROW = 3  # Report a problem after this many training batches in a row.
+_LATER = re.compile(r"\[[1-9]\d*\]")  # Matches an index above 0 in the name of an objective, such as "[2]".
 
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
@@ -110,23 +110,23 @@ def _find_watched(
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     later_element_names = later_elements(name for _, name, _ in logged_metrics)
     ignored_keys = {f"credit/{name}/reward_absent" for name in later_element_names}
-    for key, name, metric in logged_metrics:
-        if (alarm := getattr(metric, when)) and key not in ignored_keys:
-            yield key, name, alarm
+    for metric_key, name, metric in logged_metrics:
+        if (alarm := getattr(metric, when)) and metric_key not in ignored_keys:
+            yield metric_key, name, alarm
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a warning for each metric that is wrong in several batches in a row."""
     sentence_of_metric = {}
-    for key, name, alarm in _find_watched(batches, "lasting"):
-        if len(longest_run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
+    for metric_key, name, alarm in _find_watched(batches, "lasting"):
+        if len(longest_run := _longest_run(batches, metric_key, name, alarm)) < IN_A_ROW:
             continue
-        shares = [line[key] for line in longest_run]
+        shares = [line[metric_key] for line in longest_run]
         lowest_text, highest_text = f"{100 * min(shares):.0f} %", f"{100 * max(shares):.0f} %"
         share_text = lowest_text if lowest_text == highest_text else f"{lowest_text} to {highest_text}"
         steps_text = f" (steps {longest_run[0]['step']} to {longest_run[-1]['step']})" if "step" in longest_run[0] else ""
         problem_text = alarm.sentence.format(name=name, share=share_text)
-        sentence_of_metric[key] = f"In {len(longest_run)} batches in a row{steps_text}: {problem_text} {alarm.cause}"
+        sentence_of_metric[metric_key] = f"In {len(longest_run)} batches in a row{steps_text}: {problem_text} {alarm.cause}"
     return sentence_of_metric
 
 
@@ -143,10 +143,10 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a warning for each training metric that is wrong repeatedly, on average or at the end."""
     sentence_of_metric = habits(batches)
-    for key, name, alarm in _find_watched(batches, "overall"):
-        metric_values = values_of(batches, key)
-        if key not in sentence_of_metric and metric_values and alarm.holds(mean := sum(metric_values) / len(metric_values)):
-            sentence_of_metric[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
+    for metric_key, name, alarm in _find_watched(batches, "overall"):
+        shares = values_of(batches, metric_key)
+        if metric_key not in sentence_of_metric and shares and alarm.holds(mean := sum(shares) / len(shares)):
+            sentence_of_metric[metric_key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
     return [*sentence_of_metric.values(), *end_alarms(batches).values()]
 
 
@@ -157,15 +157,15 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     says so.
     """
     sentence_of_metric = {}
-    for key, name, alarm in _find_watched(batches, "at_end"):
+    for metric_key, name, alarm in _find_watched(batches, "at_end"):
         name_text = f" of '{name}'" if name else ""
-        metric_values = values_of(batches, key)
+        metric_values = values_of(batches, metric_key)
         last_values = metric_values[-min(10, max(1, len(metric_values) // 4)) :]
         if not last_values and alarm.unknown:
-            sentence_of_metric[key] = alarm.unknown.format(of=name_text)
-        elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):
+            sentence_of_metric[metric_key] = alarm.unknown.format(of=name_text)
+        elif last_values and alarm.holds(last_mean := sum(last_values) / len(last_values)):
             batches_text = "the last batch" if len(last_values) == 1 else f"the last {len(last_values)} batches"
-            sentence_of_metric[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
+            sentence_of_metric[metric_key] = alarm.sentence.format(of=name_text, value=last_mean, over=batches_text)
     return sentence_of_metric
 
 

@@ -69,10 +69,10 @@ def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict
             continue  # the warning about missing tags already explains why the objective has no reward
         if Status.ABSENT in status_codes and objective.name in later_objectives:
             continue
-        for kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
+        for warning_kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
             # Only the process that read a completion knows the rewards of its missing blocks.
-            if sentence := check(objective, reading if kind == "unused" else everyone, scheme, m):
-                warning_of_key[f"{kind}/{objective.name}"] = sentence
+            if sentence := check(objective, reading if warning_kind == "unused" else everyone, scheme, m):
+                warning_of_key[f"{warning_kind}/{objective.name}"] = sentence
                 break
     warning_of_key = _merge_free_omissions(warning_of_key, everyone, scheme)
     warning_of_key["lambda"] = _warn_zero_lambda(everyone, scheme)
@@ -96,10 +96,10 @@ class Watch:
         absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
         # Do not warn again when the batch's metrics show the same problem. A different share of absent rewards may be a new
         # problem.
-        for kind, _, name in (key.partition("/") for key in new_keys):
-            if kind == "tags":
+        for warning_kind, _, name in (key.partition("/") for key in new_keys):
+            if warning_kind == "tags":
                 self._given_keys.add("credit/malformed")
-            elif kind in ("scored", "free"):
+            elif warning_kind in ("scored", "free"):
                 for objective, absent_share in zip(self.scheme.names, absent_shares, strict=True):
                     if objective == name or objective.startswith(f"{name}."):
                         shown_metrics = {f"credit/{objective}/reward_absent": absent_share}
@@ -108,17 +108,17 @@ class Watch:
 
     def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
         """Warn if an earlier turn has a higher reward than the turn whose reward counts for the rollout (`worth_sm`)."""
-        warnings = {}
+        turn_warnings = {}
         for m, objective in enumerate(self.scheme.objectives):
             is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
             if is_lost_s.any() and (objective.scope or self.scheme.default_scope) == "rollout":
-                warnings[f"turns/{objective.name}"] = (
+                turn_warnings[f"turns/{objective.name}"] = (
                     f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, a turn has a higher "
                     f"reward '{objective.name}' than the last turn that has this reward, which counts for the rollout. A reward "
                     "that reads blocks sees one turn at a time. To pay each turn its own reward, set scope: turn. To read the "
                     "whole conversation, write a function of 'completions'."
                 )
-        return self._take_new(warnings)
+        return self._take_new(turn_warnings)
 
     def of_batch(self, batch_metrics: Mapping[str, float], *, step: int | None = None) -> list[str]:
         """Record a batch's metrics, and return new warnings about problems that last several batches."""
@@ -166,7 +166,7 @@ def cut_off(
     largest_length = int(length_n.max())
     is_longest_n = among_n & (length_n == largest_length)
     longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
-    distinct_text_count = len({text_of(n) for n in longest_rows})
+    distinct_text_count = len({text_of(row) for row in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
     longest_sentence = (
         f"{longest_count} of these completions have the largest length, {largest_length} tokens, but different texts."
@@ -201,12 +201,12 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
         return ""
     if_missing = objective.if_missing
     unused_rewards = enumerate(reading.scores.unused_nm[:, m].tolist())
-    ignored_rewards = {n: x for n, x in unused_rewards if not math.isnan(x) and x != if_missing}
+    ignored_rewards = {n: reward for n, reward in unused_rewards if not math.isnan(reward) and reward != if_missing}
     if not ignored_rewards:
         return ""
     first_row = min(ignored_rewards)
     min_reward, max_reward = min(ignored_rewards.values()), max(ignored_rewards.values())
-    numbers_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
+    rewards_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     omission_text = "A completion without the block gets no reward and loses nothing."
     if if_missing is not None:
@@ -216,7 +216,7 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
         remedy = f"To make such rewards count, set if_missing={min_reward:g}."
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
-        f"'{objective.name}': {numbers_text} ({source_text}). The first is completion {first_row}. Such rewards are "
+        f"'{objective.name}': {rewards_text} ({source_text}). The first is completion {first_row}. Such rewards are "
         f"ignored. {omission_text} {remedy}"
     )
 
@@ -255,8 +255,8 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
     paid_block_indices = [scheme.layout.names.index(name) for name in objective.pays]
     has_tokens_n = reading.length_nk.sum(dim=1) > 0
     lacks_blocks_n = (reading.length_nk[:, paid_block_indices] == 0).all(dim=1)
-    penalty_objectives = [other for other in scheme.objectives if other.if_missing is not None]
-    omission_has_cost = any(set(objective.pays) <= set(other.pays) for other in penalty_objectives)
+    penalty_objectives = [other_objective for other_objective in scheme.objectives if other_objective.if_missing is not None]
+    omission_has_cost = any(set(objective.pays) <= set(other_objective.pays) for other_objective in penalty_objectives)
     return 0 if omission_has_cost else int((has_tokens_n & lacks_blocks_n).sum())
 
 
@@ -275,7 +275,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
             continue
         omitted_counts = [_count_omitted(objective, reading, scheme) for objective in family_objectives]
         merged_warning_keys = {f"free/{objective.name}" for objective in family_objectives}
-        warnings = {key: text for key, text in warnings.items() if key not in merged_warning_keys}
+        warnings = {key: sentence for key, sentence in warnings.items() if key not in merged_warning_keys}
         omitted_blocks = dict.fromkeys(block for objective in family_objectives for block in objective.pays)
         warnings[f"free/{family}"] = (
             f"Up to {max(omitted_counts)} of {len(reading)} completions lack a block ({', '.join(omitted_blocks)}). "

@@ -18,7 +18,7 @@ Drawn = alt.Chart | alt.LayerChart
 #: The names of the page's two lists of colours.
 Palette = Literal["series", "verdicts"]
 
-NOTHING = "none"  # what a tooltip shows for a series without a value
+NOTHING = "none"  # What a tooltip shows for a series without a value.
 #: One width for all vertical axes with labels, so that charts above each other are aligned.
 _AXIS_WIDTH = 42
 #: Altair's check of every part of a chart takes five sixths of the time. Whole charts are checked by the tests.
@@ -43,12 +43,12 @@ def curves(
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
 
-    value_axis, low_axis = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
+    value_axis, lower_bound_axis = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
     if floor is not None and any(is_known(row["value"]) and row["value"] < floor for row in rows):
         value_axis = value_axis.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
     chart_layers = []
     if any(is_known(row.get("low")) for row in rows):
-        chart_layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=low_axis, y2="high:Q"))
+        chart_layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=lower_bound_axis, y2="high:Q"))
     dotted_rows = [row for row in rows if dots is None or row["series"] in dots]
     other_rows = [row for row in rows if dots is not None and row["series"] not in dots]
     for series_rows, width in ((other_rows, 1.2), (dotted_rows, 2)):
@@ -69,8 +69,8 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
     base_chart = _chart(rows)
     confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
-    low_axis = alt.Y("accuracy_low:Q", **accuracy_options)
-    whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(x=confidence_axis, y=low_axis, y2="accuracy_high:Q")
+    lower_bound_axis = alt.Y("accuracy_low:Q", **accuracy_options)
+    whisker_layer = base_chart.mark_rule(strokeWidth=2).encode(x=confidence_axis, y=lower_bound_axis, y2="accuracy_high:Q")
     point_layer = _points(base_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width, so draw it 0.035 wide.
     drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in rows]
@@ -96,8 +96,8 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
     reference_by_size = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
     reference_rows = [{"x": size, "value": value} for size, value in reference_by_size.items()]
     if reference_rows:
-        ticks = _chart(reference_rows).mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
-        chart_layers.append(ticks.encode(x=x_axis, y=_y("value", y)))
+        tick_layer = _chart(reference_rows).mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
+        chart_layers.append(tick_layer.encode(x=x_axis, y=_y("value", y)))
     if any(is_known(row.get("low")) for row in rows):
         chart_layers.append(base_chart.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
     chart_layers.append(_points(base_chart, 50).encode(y=_y("value", y), shape=_shape(names)))
@@ -108,9 +108,9 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 @_unchecked
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
     """Draw the confidence that earns most under each baseline, against the true probability `x` of being right."""
-    chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
-    chart.layer.insert(0, _diagonal(_UNIT))
-    return chart
+    curve_chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
+    curve_chart.layer.insert(0, _diagonal(_UNIT))
+    return curve_chart
 
 
 @_unchecked
@@ -119,12 +119,12 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     bin_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share_axis = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
-    areas = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
-    outlines = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
+    area_layer = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
+    outline_layer = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
     zero_lines = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bin_rows = [row for row in rows if row["low"] < row["high"]]
     hover = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
-    return _layered(height, *zero_lines, areas, outlines, hover)
+    return _layered(height, *zero_lines, area_layer, outline_layer, hover)
 
 
 @_unchecked
@@ -187,7 +187,7 @@ def _diagonal(scale: alt.Scale, **axis: Any) -> alt.Chart:
 
 
 def _layered(height: int, *charts: alt.Chart) -> Drawn:
-    return alt.LayerChart(layer=list(charts), **_wide(height))  # setting the size later would copy every layer
+    return alt.LayerChart(layer=list(charts), **_wide(height))  # altair copies every layer if the size is set later
 
 
 def _wide(height: int) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
     """Format the value of a chart's row, with its interval or error if the row has one."""
     if not is_known(row.get(value)):
         return NOTHING
-    bound_texts = [_format(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
+    bound_texts = [_format(row[bound_name], percent) for bound_name in ("low", "high") if is_known(row.get(bound_name))]
     error_text = f" ± {_format(row['error'], percent)}" if is_known(row.get("error")) else ""
     return f"{_format(row[value], percent)}{error_text}" + (f" [{', '.join(bound_texts)}]" if len(bound_texts) == 2 else "")
 
@@ -233,7 +233,7 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
     """Build an invisible band around each `x` of a chart. Its tooltip shows the values of all series there."""
     x_values = sorted({row["x"] for row in rows})
     single_x_margin = 0 if len(x_values) > 1 else 0.5
-    midpoints = [(left + right) / 2 for left, right in pairwise(x_values)]
+    midpoints = [(left_x + right_x) / 2 for left_x, right_x in pairwise(x_values)]
     left_edges = dict(zip(x_values, [x_values[0] - single_x_margin, *midpoints], strict=True))
     right_edges = dict(zip(x_values, [*midpoints, x_values[-1] + single_x_margin], strict=True))
     rows_with_edges = [{**row, "left": left_edges[row["x"]], "right": right_edges[row["x"]]} for row in rows]

@@ -51,7 +51,7 @@ def compare_report(
     arm_names = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     max_seed_count = max((interval.count for interval in comparison.cells.values()), default=0)
-    clear_text = f"{sum(d.verdict == 'clear' for d in comparison.differences)} of {len(comparison.differences)}"
+    clear_count_text = f"{sum(d.verdict == 'clear' for d in comparison.differences)} of {len(comparison.differences)}"
     seed_counts = {len(by_seed) for by_seed in curves.values()}
     seeds_text = f"{min(seed_counts)} to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
     evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
@@ -59,7 +59,7 @@ def compare_report(
     for name in parts.figures_of(chain.from_iterable(evaluations_by_run)):
         curve_rows = [row for arm in arm_names for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
         curve_panels += parts.figure_panel(name, curve_rows, arm_names)
-    sections = [
+    page_sections = [
         parts.section(
             "Figures", {"level": 100 * comparison.level, "seeds": max_seed_count}, tables=[_arm_rows(comparison, max_seed_count)]
         ),
@@ -84,11 +84,11 @@ def compare_report(
         finding=compare_finding(comparison),
         command=command,
         warnings=_warnings(comparison),
-        sections=sections,
+        sections=page_sections,
         headlines=[
             Headline("arms", len(arm_names)),
             Headline("seeds per arm", seeds_text),
-            Headline("differences beyond the noise", clear_text, "after Holm's correction for the number of pairs"),
+            Headline("differences beyond the noise", clear_count_text, "after Holm's correction for the number of pairs"),
             *_best_arm_headlines(comparison),
         ],
         recipe=recipe,
@@ -158,8 +158,8 @@ def compare_finding(comparison: ArmComparison) -> str:
     """Say which method is better, in which figure and by how much. Also name meaningless figures."""
     figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or comparison.figures[:2]
     alarm_sentences = [
-        f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {reason}."
-        for reason, cells in by_sentence(comparison.wrong).items()
+        f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in arms_and_figures))}: {reason}."
+        for reason, arms_and_figures in by_sentence(comparison.wrong).items()
     ]
     findings = [_figure_finding(comparison, name) for name in figure_names]
     return " ".join(filter(None, [*alarm_sentences, *findings])) or "Nothing was compared."

@@ -67,7 +67,7 @@ def credit_report(
     title = f"The credit that {', '.join(methods_tried)} would have given to {count:,} completions, without training"
     if RECORDED in methods:
         title = f"{title}, beside the recorded credit" if methods_tried else f"The recorded credit of {count:,} completions"
-    sections = [
+    page_sections = [
         parts.tokens_section(view),
         parts.credit_section(methods, credit, of="these rollouts"),
         parts.section("Summary", tables=_summary_tables(methods, credit)),
@@ -86,7 +86,7 @@ def credit_report(
             if counts and not counts.keys() & {"ok", "broke"}  # a completion that made its check fail has the reward 0
         ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
-        sections=sections,
+        sections=page_sections,
     )
 
 
@@ -94,7 +94,7 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     """Build a headline per objective with its mean reward. The note counts the statuses of rewards."""
     headlines = []
     for name, reward_n in rewards.items():
-        counts_text = ", ".join(f"{n:,} {status}" for status, n in {"ok": 0, **statuses.get(name, {})}.items())
+        counts_text = ", ".join(f"{count:,} {status}" for status, count in {"ok": 0, **statuses.get(name, {})}.items())
         headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), counts_text))
     return headlines
 

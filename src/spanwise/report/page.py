@@ -44,35 +44,35 @@ class Headline:
 
     label: str
     value: Cell
-    note: str = ""  # lines of small print under the value, such as its interval
-    wrong: str = ""  # an alarm: why the value cannot be trusted
+    note: str = ""  # Lines of small print under the value, such as its interval.
+    wrong: str = ""  # An alarm: why the value cannot be trusted.
 
 
 @dataclass(frozen=True)
 class Panel:
     """One or more charts of a report page, with a table of the numbers that they show."""
 
-    title: str  # the heading of the panel, also for screen readers
-    charts: tuple[Drawn, ...]  # the charts of the panel, from top to bottom
-    rows: Table  # a table of the numbers that the charts show
-    note: str = ""  # a sentence under the charts
-    legend: Sequence[str] = ()  # the names of the series, if they differ from those of the section
+    title: str  # The heading of the panel, also for screen readers.
+    charts: tuple[Drawn, ...]  # The charts of the panel, from top to bottom.
+    rows: Table  # A table of the numbers that the charts show.
+    note: str = ""  # A sentence under the charts.
+    legend: Sequence[str] = ()  # The names of the series, if they differ from those of the section.
 
 
 @dataclass(frozen=True)
 class Section:
     """A section of a report page: charts, sentences or tables, under a title and a question."""
 
-    title: str  # the heading of the section, also in the table of contents
-    text: str = ""  # a sentence or two on how to read the section
-    legend: Sequence[str] = ()  # the names of the charts' series, in the order of their colours
-    palette: Palette = "series"  # the list of colours to use for the series
-    panels: Sequence[Panel] = ()  # panels with charts, side by side on a wide page
-    points: Sequence[str] = ()  # sentences that the section shows as a list
-    tables: Sequence[Table] = ()  # tables as lists of rows; the first column names a row
-    body: Markup | None = None  # the HTML of the token view
-    warnings: Sequence[str] = ()  # warning sentences, shown first in the section
-    asks: str = ""  # the question that the section answers
+    title: str  # The heading of the section, also in the table of contents.
+    text: str = ""  # A sentence or two on how to read the section.
+    legend: Sequence[str] = ()  # The names of the charts' series, in the order of their colours.
+    palette: Palette = "series"  # The list of colours to use for the series.
+    panels: Sequence[Panel] = ()  # Panels with charts, side by side on a wide page.
+    points: Sequence[str] = ()  # Sentences that the section shows as a list.
+    tables: Sequence[Table] = ()  # Tables as lists of rows; the first column names a row.
+    body: Markup | None = None  # The HTML of the token view.
+    warnings: Sequence[str] = ()  # Warning sentences, shown first in the section.
+    asks: str = ""  # The question that the section answers.
 
     @property
     def anchor(self) -> str:
@@ -97,7 +97,7 @@ def render(
     has_charts = any(section.panels for section in filled_sections)
     has_token_view = any(section.body is not None for section in filled_sections)
     asset_names = ("report", *(("courses", "why", "list", "steps", "tokens") if has_token_view else ()))
-    scripts = [_static(f"{asset}.js") for asset in asset_names]
+    scripts = [_static(f"{asset_name}.js") for asset_name in asset_names]
     vega_script, packed_vega = _vega() if has_charts else (None, None)
     hashed_scripts = [*scripts, vega_script] if vega_script else scripts
     return template("page.html.j2").render(
@@ -113,7 +113,7 @@ def render(
         headlines=headlines,
         sections=filled_sections,
         recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
-        styles=Markup("\n".join(_static(f"{asset}.css") for asset in asset_names)),
+        styles=Markup("\n".join(_static(f"{asset_name}.css") for asset_name in asset_names)),
         scripts=[Markup(script) for script in scripts],
         vega=packed_vega,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in hashed_scripts],

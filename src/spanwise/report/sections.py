@@ -26,7 +26,7 @@ Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100  # the largest number of points in a chart's curve, and of rows in the chart's table
 _VOTING_OPTIONS: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the self-rewarding score."
+VOTES_BY_SCORE = "No completion states a confidence, so votes are weighted by the self-rewarding score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
@@ -48,10 +48,10 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
     """Build the reliability diagram of an arm (method). A single arm, named "", also gets histograms."""
-    rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
-    if not rows:
+    reliability_rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
+    if not reliability_rows:
         return []
-    judged_count = sum(row["count"] for row in rows)
+    judged_count = sum(row["count"] for row in reliability_rows)
     completion_count = len(columns["correct"])
     count_note = f"{judged_count:,} of {completion_count:,} completions have a {kind} and could be judged."
     diagram_title = name or f"Accuracy by {kind}"
@@ -63,15 +63,15 @@ def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], not
             "completions": row["count"], f"mean {kind}": row["confidence"], "accuracy": row["accuracy"],
             "95 %": f"{row['accuracy_low']:.3f} to {row['accuracy_high']:.3f}",
         }
-        for row in rows
+        for row in reliability_rows
     ]  # fmt: skip
-    diagram = Panel(diagram_title, reliability_diagram(rows, by=kind), bin_table, f"{count_note} {note}".strip())
+    diagram = Panel(diagram_title, reliability_diagram(reliability_rows, by=kind), bin_table, f"{count_note} {note}".strip())
     if name:
         return [diagram]
     names = ("right answers", "wrong answers")
-    rows = confidence_rows(columns[kind], columns["correct"])
-    chart = histograms(rows, names=names, x=f"{kind} (the last step: exactly 1)", zero=False, height=330)
-    bin_rows = [{kind: row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
+    histogram_bins = confidence_rows(columns[kind], columns["correct"])
+    chart = histograms(histogram_bins, names=names, x=f"{kind} (the last step: exactly 1)", zero=False, height=330)
+    bin_rows = [{kind: row["low"], row["series"]: row["share"]} for row in histogram_bins if row["low"] <= 1]
     return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(bin_rows, key=kind), legend=names)]
 
 
@@ -96,23 +96,23 @@ def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
     """Build the section with a panel of voting curves per arm (method). The intervals are over prompts or seeds."""
-    arms_with_score = [arm for arm, x in samples.items() if "score" in x and bool(x["confidence"].isnan().all())]
+    arms_with_score = [arm for arm, columns in samples.items() if "score" in columns and columns["confidence"].isnan().all()]
     score_note = VOTES_BY_SCORE if arms_with_score else ""
     if any(arms_with_score):
         score_note = f"{', '.join(arms_with_score)}: {score_note[0].lower()}{score_note[1:]}"
     rows_of_arm = {arm: voting_rows(arm_curves, over=over) for arm, arm_curves in votes.items()}
     voting_ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
-    panels: list[Panel] = []
+    arm_panels: list[Panel] = []
     for arm, rows in rows_of_arm.items():
-        title = arm or "Accuracy by voting budget"
-        panels += curve_panel(title, rows, voting_ways, y="accuracy", percent=True, **_VOTING_OPTIONS)
-    return section("Voting", {"over": over, "note": score_note}, legend=voting_ways, panels=panels)
+        panel_title = arm or "Accuracy by voting budget"
+        arm_panels += curve_panel(panel_title, rows, voting_ways, y="accuracy", percent=True, **_VOTING_OPTIONS)
+    return section("Voting", {"over": over, "note": score_note}, legend=voting_ways, panels=arm_panels)
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
     """Build the section on how much later attempts raise the accuracy. Each chooses by majority vote."""
     first_attempt = next(iter(votes), "")
-    curves_of_attempts = {name: ways["majority"] for name, ways in votes.items() if ways}
+    curves_of_attempts = {name: curve_by_way["majority"] for name, curve_by_way in votes.items() if curve_by_way}
     difference_curves = {
         f"{name} - {first_attempt}": curve_difference(curve, curves_of_attempts[first_attempt])
         for name, curve in curves_of_attempts.items()
@@ -167,10 +167,10 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
     """Return chart rows of accuracy by number of samples and way of voting. pass@1 is left out: its curve is flat."""
     return [
-        {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
+        {"series": WAYS.get(name, name), "x": budget, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
         if name != "pass@1"
-        for n, i in zip(curve.budgets, curve.intervals, strict=True)
+        for budget, i in zip(curve.budgets, curve.intervals, strict=True)
         if i.value == i.value
     ]
 
@@ -228,11 +228,11 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
                 values_by_step.setdefault(point["step"], []).append(value)
     steps = sorted(values_by_step)
     # The first and the last step are always drawn.
-    drawn_places = sorted({place * (len(steps) - 1) // (MOST - 1) for place in range(MOST)}) if steps else []
+    drawn_indices = sorted({index * (len(steps) - 1) // (MOST - 1) for index in range(MOST)}) if steps else []
     return [
         {"series": series, "x": step, "value": math.fsum(values) / len(values)}
         | ({"low": min(values), "high": max(values)} if len(values) > 1 else {})
-        for step, values in ((steps[place], values_by_step[steps[place]]) for place in drawn_places)
+        for step, values in ((steps[index], values_by_step[steps[index]]) for index in drawn_indices)
     ]
 
 
@@ -240,8 +240,8 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
     """Return a chart's curve of a training metric with at most `most` points. Each is the mean of equally many batches."""
     chunk_size = max(1, math.ceil(len(points) / most))
     curve_rows = []
-    for start in range(0, len(points), chunk_size):
-        chunk_points = points[start : start + chunk_size]
+    for chunk_start in range(0, len(points), chunk_size):
+        chunk_points = points[chunk_start : chunk_start + chunk_size]
         numbers = [value for point in chunk_points if (value := figure(point, name)) is not None]
         if numbers:
             curve_rows.append({"series": series, "x": chunk_points[-1]["step"], "value": math.fsum(numbers) / len(numbers)})

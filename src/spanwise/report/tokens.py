@@ -21,8 +21,8 @@ from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
-COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits for a column whose numbers change from token to token more than `MANY` times
+COARSE = 3  # Significant digits of token values and probabilities.
+FEW = 2  # Significant digits for a column whose numbers change from token to token more than `MANY` times.
 MANY = 200_000
 
 #: A compressed column has at most this many distinct words, because each becomes one Unicode code point.
@@ -86,8 +86,8 @@ def payload(view: TokenView) -> dict[str, Any]:
     if not view.methods:
         raise DataError("A token view needs at least one method; none is given.")
     rows = view.completions
-    for number, row in enumerate(rows, start=1):
-        _check(row, number, view.methods)
+    for completion_number, row in enumerate(rows, start=1):
+        _check(row, completion_number, view.methods)
     objective_names = list(dict.fromkeys(name for row in rows for name in row.rewards))
     outcome_name = view.outcome or ""
     is_judged = any(row.rewards.get(outcome_name) in (0, 1) for row in rows)
@@ -148,8 +148,8 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     """Refuse a completion whose advantages, values or spans do not fit the number of its tokens."""
     for method in methods:
         if method not in row.advantages:
-            known_text = ", ".join(row.advantages) or "none"
-            raise DataError(f"Completion {number} has no advantages under '{method}'; it has {known_text}.")
+            methods_text = ", ".join(row.advantages) or "none"
+            raise DataError(f"Completion {number} has no advantages under '{method}'; it has {methods_text}.")
     length = len(row.tokens)
     token_columns = {f"values of {name}" if name else "values": values for name, values in row.values.items()}
     token_columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}

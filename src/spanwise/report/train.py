@@ -78,7 +78,7 @@ def train_report(
     credit = credit or {}
     samples_by_arm = {"": samples} if samples else {}  # a run counts as a single arm without a name
     batch_lines = [line for line in metrics if "evaluation" not in line and "final" not in line]
-    points = [{"step": x["step"], **x[kind]} for x in metrics for kind in ("evaluation", "final") if kind in x]
+    points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_lines, *points)), default=0)
     objective_names = names_in(batch_lines, "rewards/<objective>/mean")
     # Prefer the value that has an interval: it may rest on more samples than the last evaluation.
@@ -94,8 +94,8 @@ def train_report(
     reward_headlines = []
     start_text = "in the first batch" if uses_batches else "at the start"
     for name, means in rewards.items() if unmeasured else ():
-        note = _note(intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None, shown, start_text)
-        reward_headlines.append(Headline(f"mean reward: {name}", means[-1], note))
+        reward_note = _note(intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None, shown, start_text)
+        reward_headlines.append(Headline(f"mean reward: {name}", means[-1], reward_note))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     methods_note = ""
@@ -108,7 +108,7 @@ def train_report(
         rows = [*batch_curve(batch_lines, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
         starts_at_zero = name.removeprefix(OF_SCORE) in _AXIS_FROM_ZERO
         learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _TRAINING), dots=(_HELD_OUT,), y_zero=starts_at_zero)
-    sections = [
+    page_sections = [
         glance_section(batch_lines, objective_names),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _TRAINING), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
@@ -140,8 +140,8 @@ def train_report(
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(
-                f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}"
-                for why, names in by_sentence(alarm_of_figure).items()
+                f"{reason[:1].upper()}{reason[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[reason]}"
+                for reason, names in by_sentence(alarm_of_figure).items()
             ),
             *batch_alarms(batch_lines),
         ],
@@ -151,7 +151,7 @@ def train_report(
             *reward_headlines,
             *mode_headlines(batch_lines),
         ],
-        sections=sections,
+        sections=page_sections,
         recipe=recipe,
         command=command,
     )
@@ -170,7 +170,7 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     """Name the reward baselines that the objectives of a recipe set. Return "" if none is used."""
     method_entry = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method_entry is not None and "baseline" not in method_entry.inputs
-    objective_baselines = (entry.get("baseline") for entry in recipe.get("objectives") or ())
+    objective_baselines = (objective.get("baseline") for objective in recipe.get("objectives") or ())
     used_baselines = [name for name in dict.fromkeys(objective_baselines) if name not in (None, "none")]
     if takes_no_baseline or not used_baselines:
         return ""
@@ -182,7 +182,7 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
     planned_steps = recipe.get("steps")
     if ended or planned_steps is None or done >= planned_steps:
         return []
-    resume_hint = " To resume it from its last checkpoint, run spanwise train --resume FOLDER." if again else ""
+    resume_hint = " To resume the run from its last checkpoint: spanwise train --resume FOLDER." if again else ""
     return [
         f"The run is not finished: {done} of {planned_steps} steps are recorded. The run was stopped, or still trains.{resume_hint}"
     ]
@@ -215,9 +215,9 @@ def _headlines(
             continue
         value = figure(last_point, name)
         format_value = percent if is_share(name) else shown
-        note = _note(intervals.get(name), figure(first_point, name) if len(points) > 1 else None, format_value)
+        headline_note = _note(intervals.get(name), figure(first_point, name) if len(points) > 1 else None, format_value)
         alarm = alarm_of_figure.get("format_rate" if name == "malformed" else name, "")
-        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), note, alarm))
+        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), headline_note, alarm))
     return headlines
 
 
@@ -272,7 +272,7 @@ def train_finding(
     alarm_texts = dict.fromkeys(alarm_of_figure.values())
     alarm_sentence = f"Alarm: {' and '.join(alarm_texts)}. " if alarm_texts else ""
     lone_evaluation_note = "" if len(points) > 1 else " There is only one evaluation, so nothing shows a change."
-    return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} This is one seed."
+    return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} The run has only one seed."
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
@@ -280,7 +280,7 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     rewards = {name: means for name, means in rewards.items() if means}
     start_by_reward = {name: means[0] for name, means in rewards.items() if len(means) > 1 and means[0] is not None}
     end_by_reward = {name: means[-1] for name, means in rewards.items() if means[-1] is not None}
-    if len(rewards) <= 4:  # name them one by one
+    if len(rewards) <= 4:  # name up to four rewards one by one
         start_notes = {name: f" (was {mean:.3f})" for name, mean in start_by_reward.items()}
         end_texts = {name: f"{mean:.3f}" for name, mean in end_by_reward.items()}
         reward_texts = (f"{name} is {end_texts.get(name, ABSENT)}{start_notes.get(name, '')}" for name in rewards)
@@ -310,7 +310,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
     """Build a section of charts over the training batches. `names`: objectives or blocks with a curve."""
     curve_names = names or ("",)
     panels: list[Panel] = []
-    for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
+    for chart in (Chart(**chart_fields) for chart_fields in SECTIONS[title]["charts"]):
         metric_labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in curve_names}
         shows_percent = chart.y.startswith("share")
         starts_at_zero = shows_percent or chart.y.startswith("mean |")
@@ -328,11 +328,11 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         return math.fsum(metric_values) / len(metric_values) if metric_values else None
 
     mean_lines = []
-    for place, line in enumerate(batches):
-        dead_share, length = mean([line], "credit/{}/dead_strata", comparisons), line.get("completions/mean_length")
-        mean_lines.append({"step": line["step"], "dead": dead_share, "length": length})
+    for batch_index, line in enumerate(batches):
+        dead_share, mean_length = mean([line], "credit/{}/dead_strata", comparisons), line.get("completions/mean_length")
+        mean_lines.append({"step": line["step"], "dead": dead_share, "length": mean_length})
         for family, objectives in objectives_by_family.items():
-            recent_lines = batches[max(0, place - 4) : place + 1]
+            recent_lines = batches[max(0, batch_index - 4) : batch_index + 1]
             mean_lines[-1][f"mean/{family}"] = mean(recent_lines, "rewards/{}/mean", objectives)
     reward_series = {f"mean/{family}": family for family in objectives_by_family}
     charts = (
@@ -354,35 +354,35 @@ def _rewards_section(
     intervals: Mapping[str, Interval | None],
 ) -> Section:
     """Build the section on rewards: a curve per objective, and a table of changes."""
-    panels = list[Panel]()
-    rows = list[Row]()
-    entries = recipe.get("objectives") or ()
-    blocks_of_objective = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in entries}
+    curve_panels = list[Panel]()
+    table_rows = list[Row]()
+    objective_entries = recipe.get("objectives") or ()
+    blocks_of_objective = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in objective_entries}
     tenth_size = max(1, len(batches) // 10)
     for name in objectives:
         metric = f"rewards/{name}/mean"
-        panels += _panel(Chart(f"Reward: {name}", {metric: name}, "mean reward"), batches, objectives)
+        curve_panels += _panel(Chart(f"Reward: {name}", {metric: name}, "mean reward"), batches, objectives)
         tenths = (values_of(batches[:tenth_size], metric), values_of(batches[-tenth_size:], metric))
         early_mean, late_mean = (sum(tenth) / len(tenth) if tenth else None for tenth in tenths)
         pays_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
-        rows.append(
+        table_rows.append(
             {"objective": name, "pays": pays_text, "first batches": early_mean, "last batches": late_mean, "change": change}
         )
         held_out_metric = f"{OF_REWARD}{any_index(name)}"
         if values_of(points, held_out_metric):
             start_mean, end_mean = figure(points[0], held_out_metric), figure(points[-1], held_out_metric)
             interval = intervals.get(held_out_metric)
-            rows[-1] |= {"held-out start": start_mean, "held-out end": str(interval) if interval else end_mean}
-    return parts.section("Rewards", legend=objectives, panels=panels, tables=[rows] if len(batches) > 1 else [])
+            table_rows[-1] |= {"held-out start": start_mean, "held-out end": str(interval) if interval else end_mean}
+    return parts.section("Rewards", legend=objectives, panels=curve_panels, tables=[table_rows] if len(batches) > 1 else [])
 
 
 def _cost_section(batches: Lines) -> Section:
     """Build a table of the costs that rewards report. It has a row per objective."""
     row_by_objective: dict[str, Row] = {}
-    for measure in names_in(batches, "cost/<measure>"):
-        objective, _, cost_name = measure.rpartition("/")
-        total_cost = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
+    for cost_measure in names_in(batches, "cost/<measure>"):
+        objective, _, cost_name = cost_measure.rpartition("/")
+        total_cost = round(math.fsum(values_of(batches, f"cost/{cost_measure}")), 2)
         row_by_objective.setdefault(objective, {"objective": objective})[cost_name] = total_cost
     return parts.section("Cost", tables=[list(row_by_objective.values())])
 
@@ -399,12 +399,12 @@ def mode_sections(batches: Lines) -> list[Section]:
         panels: list[Panel] = []
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
             ((metric_name, name),) = chart.series.items()
-            label_of_metric = {prefix + metric_name: value or name for value, prefix in prefix_of_value.items()}
+            label_of_metric = {prefix + metric_name: value_name or name for value_name, prefix in prefix_of_value.items()}
             panels += _panel(replace(chart, series=label_of_metric), batches, y_zero=True)
-        for place, (value, prefix) in enumerate(prefix_of_value.items()):
+        for value_index, (value_name, prefix) in enumerate(prefix_of_value.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
-                title = f"{chart.title}: {value}" if value else chart.title
-                chart_note = "" if place else chart.note
+                title = f"{chart.title}: {value_name}" if value_name else chart.title
+                chart_note = "" if value_index else chart.note
                 label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")
@@ -420,12 +420,12 @@ def mode_headlines(batches: Lines) -> list[Headline]:
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
         metric_name, label, alarm = page.headline
-        for value, prefix in prefix_of_value.items():
+        for value_name, prefix in prefix_of_value.items():
             metric_values = values_of(batches, prefix + metric_name)
             note = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
             last_value_text, alarm_text = (f"{metric_values[-1]:.2f}", alarm) if metric_values else (None, "no batch tells")
             warning = alarm_text if prefix + metric_name in alarm_by_metric else ""
-            headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, note, warning))
+            headlines.append(Headline(label + (f": {value_name}" if value_name else ""), last_value_text, note, warning))
     return headlines
 
 
@@ -435,7 +435,7 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
         if mode.page is not None:
             metric_name = mode.page.headline[0]
             output_metrics = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
-            yield mode, mode.page, {value: key.removesuffix(metric_name) for key, value, _ in output_metrics}
+            yield mode, mode.page, {value_name: key.removesuffix(metric_name) for key, value_name, _ in output_metrics}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:

@@ -14,11 +14,11 @@ from spanwise.rollouts.schema import CreditPart
 
 DIGITS = 4  # significant digits of a number on a report page
 _MINUS = "\u2212"
-_MOST_NAMED = 3  # the largest number of blocks that a sentence names one by one
+_MOST_NAMED = 3  # The largest number of blocks that a sentence names one by one.
 #: A term of a sum that is shown as text: its amount, the amount as text, and its name.
 _Term = tuple[float, str, str]
-LEFT_OUT = ("absent", "unparsable")  # the statuses of a reward whose block is missing or unreadable
-_NO_BASELINE = {  # maps `CreditPart.reason` to a sentence
+LEFT_OUT = ("absent", "unparsable")  # The statuses of a reward whose block is missing or unreadable.
+_NO_BASELINE = {  # Maps `CreditPart.reason` to a sentence.
     "singleton": "no other completion can be compared with this completion",
     "no_scale": "the compared rewards have a spread of 0, and no credit can be divided by 0",
 }
@@ -28,8 +28,8 @@ _NO_BASELINE = {  # maps `CreditPart.reason` to a sentence
 class Rule:
     """The facts about a credit method that a report page explains."""
 
-    kind: str = ""  # what the method credits: "block", "completion", "token" or "step"; "" if unknown
-    about: str = ""  # a sentence about the method
+    kind: str = ""  # What the method credits: "block", "completion", "token" or "step"; "" if unknown.
+    about: str = ""  # A sentence about the method.
     #: Maps an objective's name to its recipe fields, such as `pays`, `weight` and `baseline`.
     objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: str = ""  # the objective that the self-rewarding score is mixed with, or ""
@@ -273,14 +273,15 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     token_shares = [advantage_by_token[t] for t in sorted(block_tokens & advantage_by_token.keys())]
     if not token_shares:
         return "", ""
-    lowest, highest = min(token_shares), max(token_shares)
+    min_share, max_share = min(token_shares), max(token_shares)
     total_share = math.fsum(token_shares)
     is_whole_credit = math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9)
     total_text = shown(credit if is_whole_credit else total_share, sign=True)
-    all_equal = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12)
+    all_equal = math.isclose(min_share, max_share, rel_tol=1e-5, abs_tol=1e-12)
     token_count = len(token_shares)
     tokens_text = "its one token" if token_count == 1 else f"{'each of ' if all_equal else ''}its {token_count} tokens"
-    return shown(lowest, sign=True) if all_equal else _range(lowest, highest), f"on {tokens_text}, together {total_text}"
+    share_text = shown(min_share, sign=True) if all_equal else _range(min_share, max_share)
+    return share_text, f"on {tokens_text}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:
@@ -298,7 +299,7 @@ def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
         blocks = rule.objectives.get(part.objective, {}).get("pays")
         if row.statuses.get(part.objective) in LEFT_OUT and blocks and all(credit.get(block) is None for block in blocks):
             left_out_parts.append(part)
-    equations = [text for part in left_out_parts if (text := equation(part))]
+    equations = [equation_text for part in left_out_parts if (equation_text := equation(part))]
     if len(left_out_parts) > 1:
         credit_terms = [_term(1.0, part.part, part.objective) for part in left_out_parts]
         equations = [added(stop_credit, credit_terms), *equations]

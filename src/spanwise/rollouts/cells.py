@@ -30,11 +30,11 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     text_cells = [value for value in values if isinstance(value, str)]
     filled_texts = [text for text in text_cells if text.strip() not in NOTHING]
-    other_values = [value for value in values if not isinstance(value, str) and value is not None]
+    non_text_values = [value for value in values if not isinstance(value, str) and value is not None]
     if (
         not text_cells
-        or not (filled_texts or other_values)
-        or not all(isinstance(value, (bool, int, float)) for value in other_values)
+        or not (filled_texts or non_text_values)
+        or not all(isinstance(value, (bool, int, float)) for value in non_text_values)
     ):
         return values
     if filled_texts and all(text in _BOOLEAN_OF_TEXT for text in filled_texts):
@@ -124,7 +124,7 @@ def answer_text(value: Any) -> str | list[Any] | None:
     if is_empty(value):
         return None
     if isinstance(value, list) and len(value) == 1:
-        return value  # rewards read its entry
+        return value  # a reward reads the entry of the list
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=object_text)
     return str(value)
@@ -227,8 +227,8 @@ def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     """Split a chat after its last user message into prompt and completion. Without a reply, the completion is None."""
-    question_index = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
-    reply_index = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > question_index), None)
+    question_index = max((i for i, message in enumerate(chat) if message["role"] == "user"), default=-1)
+    reply_index = next((i for i, reply in enumerate(chat) if reply["role"] == "assistant" and i > question_index), None)
     return (chat, None) if reply_index is None else (chat[:reply_index], chat[reply_index:])
 
 
@@ -276,9 +276,9 @@ def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[typ
         return []
     if not isinstance(field_value, list):
         raise FieldError(f"'{key}' is {short_repr(field_value)}, but it must be a list of {words}")
-    for entry in field_value:
-        if not isinstance(entry, entry_type):
-            raise FieldError(f"'{key}' contains {short_repr(entry)}, but it must be a list of {words}")
+    for list_entry in field_value:
+        if not isinstance(list_entry, entry_type):
+            raise FieldError(f"'{key}' contains {short_repr(list_entry)}, but it must be a list of {words}")
     return field_value
 
 

@@ -90,12 +90,12 @@ def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list
     """Read the columns of a table into lists. Columns in `long` are read from their files at every use."""
     column_builder = ColumnBuilder()
     on_disk_names: dict[str, None] = {}
-    for size, piece in pieces(None):
+    for row_count, piece in pieces(None):
         on_disk_names |= dict.fromkeys(name for name in piece if name in long)
-        column_builder.extend(size, {name: () if name in long else values for name, values in piece.items()})
+        column_builder.extend(row_count, {name: () if name in long else values for name, values in piece.items()})
 
     def cells_of(name: str) -> Iterator[Any]:
-        return (cell for size, piece in pieces([name]) for cell in piece.get(name, [None] * size))
+        return (cell for row_count, piece in pieces([name]) for cell in piece.get(name, [None] * row_count))
 
     return {
         name: RereadColumn(partial(cells_of, name), len(column_builder)) if name in on_disk_names else column
@@ -125,9 +125,9 @@ def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress
     # By default Arrow reads whole column chunks and keeps them until the last row.
     parquet_file = pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
     bytes_per_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
-    for batch in parquet_file.iter_batches(_ROWS_AT_ONCE, columns=names):
-        progress.add(len(batch) * bytes_per_row)
-        yield batch
+    for row_batch in parquet_file.iter_batches(_ROWS_AT_ONCE, columns=names):
+        progress.add(len(row_batch) * bytes_per_row)
+        yield row_batch
 
 
 def parquet_pieces(
@@ -140,9 +140,9 @@ def parquet_pieces(
     for file, empty_table in zip(files, empty_tables, strict=True):
         names_in_file = [name for name in empty_table.column_names if names is None or name in names]
         for batch in read_row_batches(file, names_in_file, progress):
-            columns = {}
+            batch_columns = {}
             for name in names_in_file:
                 column = batch[name]
                 joined_type = joined_schema.field(name).type
-                columns[name] = (column if column.type == joined_type else column.cast(joined_type)).to_pylist()
-            yield len(batch), columns
+                batch_columns[name] = (column if column.type == joined_type else column.cast(joined_type)).to_pylist()
+            yield len(batch), batch_columns

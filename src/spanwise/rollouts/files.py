@@ -23,7 +23,7 @@ from spanwise.rollouts.cells import at_place, short_repr
 from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
-SUFFIXES = {".csv": ",", ".tsv": "\t"}  # the usual delimiter of each text format
+SUFFIXES = {".csv": ",", ".tsv": "\t"}  # The usual delimiter of each text format.
 #: The usual and the largest number of bytes to read at once.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 #: The function that shows progress. Its arguments are the work, the amount done and the total.
@@ -81,8 +81,8 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        lines = iter(partial(stream.readline, 2**20), b"")  # no heading is longer
-        heading = next((line for line in lines if line.strip()), b"")
+        byte_lines = iter(partial(stream.readline, 2**20), b"")  # at most 1 MiB, because no heading is longer
+        heading = next((line for line in byte_lines if line.strip()), b"")
     if not heading:
         raise DataError(f"'{file}' is empty.")
     if heading.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -94,8 +94,8 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     if {"\0", "\ufffd"} & {*heading_line}:
         raise DataError(f"'{file}' is not UTF-8 text; save it as CSV in UTF-8.")
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
-    names_by_delimiter = {sign: next(csv.reader([heading_line], delimiter=sign)) for sign in delimiters}
-    delimiter = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
+    names_by_delimiter = {candidate: next(csv.reader([heading_line], delimiter=candidate)) for candidate in delimiters}
+    delimiter = next((candidate for candidate in delimiters if len(names_by_delimiter[candidate]) > 1), delimiters[0])
     check_names(file, names_by_delimiter[delimiter])
     return names_by_delimiter[delimiter], delimiter
 
@@ -147,8 +147,8 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
 
 def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
     """Yield `parse(record)` for every record of the files. An error names the record's file and line."""
-    for file, place, record in read_records(files):
-        with at_place(f"{place} of '{file}'"):
+    for file, record_place, record in read_records(files):
+        with at_place(f"{record_place} of '{file}'"):
             parsed_record = parse(record)
         yield parsed_record
 
@@ -168,24 +168,24 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
 
 def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
     """Yield the JSON value in every line of a file with the line's place. Skip blank lines."""
-    for number, line in enumerate(stream, start=1):
+    for line_number, line in enumerate(stream, start=1):
         progress.add(len(line))
         if line.strip():
-            yield f"Line {number}", _parse_json(file, f"Line {number}", line)
+            yield f"Line {line_number}", _parse_json(file, f"Line {line_number}", line)
 
 
 def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a JSON array with their places, such as "Entry 3"."""
     entry_iterator = array_entries(stream, progress.add)
-    for entry_place in (f"Entry {number}" for number in count(1)):
+    for entry_place in (f"Entry {entry_number}" for entry_number in count(1)):
         try:
             with at_place(f"{entry_place} of '{file}'"):
-                entry = next(entry_iterator)
+                array_entry = next(entry_iterator)
         except StopIteration:
             return
         except ValueError as error:  # a file that is not UTF-8 raises UnicodeDecodeError, a ValueError
             raise _not_json(file, entry_place, f"{error}") from None
-        yield entry_place, entry
+        yield entry_place, array_entry
 
 
 def holds_json(file: Path) -> bool:

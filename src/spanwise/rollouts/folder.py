@@ -43,8 +43,8 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
         secrets = {name: stand_in for name, field in value.items() if _is_secret(str(name), field, within)}
         section_of_field = {name: within or (name if name in _SECRET_SECTIONS else "") for name in value}
         fields = {name: hidden(field, stand_in, within=section_of_field[name]) for name, field in value.items()}
-        return {name: x for name, x in (fields | secrets).items() if name not in secrets or stand_in is not None}
-    return [hidden(entry, stand_in, within=within) for entry in value] if isinstance(value, list) else value
+        return {name: field for name, field in (fields | secrets).items() if name not in secrets or stand_in is not None}
+    return [hidden(list_entry, stand_in, within=within) for list_entry in value] if isinstance(value, list) else value
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
@@ -140,11 +140,11 @@ class RunFolder:
         A run that resumes from `step` removes only the results and the rollout files of later steps.
         """
         with writing(self.path, f"The output folder '{self.path}'"):
-            for path in (self.path / name for name in self.writes if step is None or name in RESULTS):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+            for result_path in (self.path / name for name in self.writes if step is None or name in RESULTS):
+                if result_path.is_dir() and not result_path.is_symlink():
+                    shutil.rmtree(result_path)
                 else:
-                    path.unlink(missing_ok=True)
+                    result_path.unlink(missing_ok=True)
             for file in (file for kind in (TRAINING, ONE_PROMPT) for file in (self.path / kind).glob("step_*.parquet")):
                 if (step_digits := file.stem.removeprefix("step_")).isdecimal() and int(step_digits) > (step or 0):
                     file.unlink()
@@ -171,9 +171,9 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
     kept_records: list[dict[str, Any]] = []
     damaged_count = 0
-    for text in line_texts:
+    for line_text in line_texts:
         try:
-            parsed_line = json.loads(text)
+            parsed_line = json.loads(line_text)
             is_after_step = parsed_line["step"] > step or "final" in parsed_line
         except (ValueError, TypeError, KeyError):
             damaged_count += 1

@@ -104,14 +104,14 @@ class _Text:
         while True:
             entry_start = self.position
             try:
-                entry, entry_end = self.parse(self.text, entry_start)
+                parsed_entry, entry_end = self.parse(self.text, entry_start)
             except json.JSONDecodeError as error:
                 may_be_cut_off = error.msg.startswith("Unterminated") or error.pos > len(self.text) - _CUT_OFF
                 if not (may_be_cut_off and self.read_more()):
                     raise ValueError(error.msg) from None
                 continue
             # The last digits of a number may not have been read yet.
-            if isinstance(entry, int | float) and entry_end > len(self.text) - _CUT_OFF and self.read_more():
+            if isinstance(parsed_entry, int | float) and entry_end > len(self.text) - _CUT_OFF and self.read_more():
                 continue
             self.position += entry_end - entry_start
-            return entry
+            return parsed_entry

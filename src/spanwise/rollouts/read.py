@@ -37,7 +37,7 @@ _PLACES = (
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
 #: A table with one of these columns, but without `gts`, is no dump of verl.
 _NAMES_BESIDE_OUTPUT = {name for role in NAMES for name in NAMES[role]} - {*VERL_REQUIRED, "answer", "step"} | {"rewards"}
-_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # fields of verifiers before 1.0
+_LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # Fields of verifiers before 1.0.
 #: A table with one of these columns was not written by verifiers < 1.0.
 _NO_LEGACY_VERIFIERS_FIELDS = {*NAMES["group"], *NAMES["step"]} - _LEGACY_VERIFIERS_FIELDS
 

@@ -48,12 +48,12 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
         row_numbers = np.asarray(rows, dtype=np.int64)
         group_end = 0
         row_tables = [parquet_file.schema_arrow.empty_table()]
-        for group in range(parquet_file.num_row_groups):
+        for row_group in range(parquet_file.num_row_groups):
             group_start = group_end
-            group_end += parquet_file.metadata.row_group(group).num_rows
+            group_end += parquet_file.metadata.row_group(row_group).num_rows
             is_in_group = (row_numbers >= group_start) & (row_numbers < group_end)
             group_rows = row_numbers[is_in_group] - group_start
-            row_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
+            row_tables += [parquet_file.read_row_group(row_group).take(pa.array(group_rows))] if len(group_rows) else []
         return pa.concat_tables(row_tables)
 
 
@@ -96,10 +96,10 @@ def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     known_credit_n = credit_n[~credit_n.isnan()].double()
     if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
-    lowest, highest = map(float, known_credit_n.aminmax())
+    min_credit, max_credit = map(float, known_credit_n.aminmax())
     return {
         "completions": len(known_credit_n), "mean_abs": float(known_credit_n.abs().mean()),
-        "zero_share": float((known_credit_n == 0).double().mean()), "lowest": lowest, "highest": highest,
+        "zero_share": float((known_credit_n == 0).double().mean()), "lowest": min_credit, "highest": max_credit,
     }  # fmt: skip
 
 
@@ -232,11 +232,11 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
     """Map each block to its intervals of tokens."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
-    change_places = np.flatnonzero(np.diff(block_t)) + 1
+    change_positions = np.flatnonzero(np.diff(block_t)) + 1
     intervals_by_block: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
-    for start, end in pairwise([0, *change_places.tolist(), len(block_t)]):
-        if start < end and 0 <= int(block_t[start]) < len(blocks):
-            intervals_by_block[blocks[int(block_t[start])]].append((start, end))
+    for piece_start, piece_end in pairwise([0, *change_positions.tolist(), len(block_t)]):
+        if piece_start < piece_end and 0 <= int(block_t[piece_start]) < len(blocks):
+            intervals_by_block[blocks[int(block_t[piece_start])]].append((piece_start, piece_end))
     return intervals_by_block
 
 
@@ -245,11 +245,11 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
     encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
     distinct_tokens = encoded_tokens.dictionary.to_pylist()
     token_indices = encoded_tokens.indices.to_pylist()
-    pieces = () if vocabulary is None else vocabulary.pieces
+    vocabulary_pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
         if isinstance(token, int):
-            token = pieces[token] if 0 <= token < len(pieces) else None
+            token = vocabulary_pieces[token] if 0 <= token < len(vocabulary_pieces) else None
         distinct_texts.append(token_text(token) if isinstance(token, bytes) else token)
     text_lists = []
     for indices in (token_indices[start:end] for start, end in pairwise(edges.tolist())):

@@ -74,16 +74,16 @@ _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 class CreditPart:
     """The credit that one objective gives a completion. It is `weight * (worth - baseline) / divisor`."""
 
-    objective: str  # the objective; names of summed objectives are joined by " + "
-    worth: float | None  # the reward, or the number that replaces a missing one
-    baseline: float | None  # the number that the reward is compared with, or None
-    divisor: float | None  # the number that divides the difference; None without a baseline
+    objective: str  # The objective; names of summed objectives are joined by " + ".
+    worth: float | None  # The reward, or the number that replaces a missing one.
+    baseline: float | None  # The number that the reward is compared with, or None.
+    divisor: float | None  # The number that divides the difference; None without a baseline.
     weight: float
-    part: float  # the credit from this objective
-    stratum: int = -1  # the index of the set of compared rewards; -1: no set
-    members: int = 0  # how many rewards are compared
-    averaged: int = 0  # how many rewards the baseline averages; 0 if unknown
-    reason: str = ""  # why the credit is exactly 0; "" if unknown or not 0
+    part: float  # The credit from this objective.
+    stratum: int = -1  # The index of the set of compared rewards; -1: no set.
+    members: int = 0  # How many rewards are compared.
+    averaged: int = 0  # How many rewards the baseline averages; 0 if unknown.
+    reason: str = ""  # Why the credit is exactly 0; "" if unknown or not 0.
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
@@ -132,7 +132,7 @@ def token_columns(names: Iterable[str]) -> list[str]:
 def methods_in(names: Iterable[str]) -> list[str]:
     """Return the methods whose credit or advantages a file holds."""
     name_parts = (name.split("/") for name in names)
-    return list(dict.fromkeys(path[1] for path in name_parts if path[0] in ("credit", "advantages") and len(path) > 1))
+    return list(dict.fromkeys(parts[1] for parts in name_parts if parts[0] in ("credit", "advantages") and len(parts) > 1))
 
 
 def method_columns(method: str, names: Iterable[str]) -> list[str]:
@@ -143,8 +143,8 @@ def method_columns(method: str, names: Iterable[str]) -> list[str]:
 
 def type_of(name: str) -> pa.DataType | None:
     """Return the Arrow type of a column; None if the rollout format has no such column."""
-    family, slash, _ = name.partition("/")
-    return COLUMNS.get(family + slash)
+    family, separator, _ = name.partition("/")
+    return COLUMNS.get(family + separator)
 
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
@@ -422,13 +422,13 @@ class Rollouts:
         batch, spans = self.batch, self.spans
         if rollout_n is None and batch.steps is not None:
             rollout_n = batch.steps.trajectory_s
-        texts = self.reading.text or []
+        block_texts = self.reading.text or []
         assert batch.ids_nt is not None, "a trainer's batch must hold token ids, but this batch has none"
         assert batch.mask_nt is not None, "a trainer's batch always has a mask"
         mask_nt = batch.mask_nt.bool()
         is_kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # the tokens up to the last sampled one
         is_in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
-        present_flags = [[text[name] is not None for name in spans.names] for text in texts]
+        present_flags = [[blocks[name] is not None for name in spans.names] for blocks in block_texts]
         is_present_nk = torch.tensor(present_flags, dtype=torch.bool).reshape(-1, len(spans.names))
         numbers_by_column = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
@@ -445,12 +445,12 @@ class Rollouts:
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~is_in_loss_n1, torch.nan)
         rollout_columns = {
-            STEP: [step] * len(texts),
+            STEP: [step] * len(block_texts),
             GROUP: batch.group_n,
             ROLLOUT: rollout_n,
             PROMPT: self.prompts,
             ANSWER: batch.columns.get(ANSWER),
-            TEXT: [whole_text(blocks) for blocks in texts],
+            TEXT: [whole_text(blocks) for blocks in block_texts],
             FAULT: spans.fault_n,
             **span_columns(spans.names, spans.start_nk, spans.end_nk),
             SCORE: batch.score_n,

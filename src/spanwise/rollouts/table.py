@@ -66,10 +66,10 @@ class Ragged:
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
         """Return the positions of some rows' entries in `values`, padded with -1."""
-        row_start_m1 = self.offsets[:-1][rows][:, None]
-        row_length_m1 = self.lengths[rows][:, None]
-        offset_t = np.arange(row_length_m1.max(initial=0))
-        return np.where(offset_t < row_length_m1, row_start_m1 + offset_t, -1)
+        row_start_r1 = self.offsets[:-1][rows][:, None]
+        row_length_r1 = self.lengths[rows][:, None]
+        offset_t = np.arange(row_length_r1.max(initial=0))
+        return np.where(offset_t < row_length_r1, row_start_r1 + offset_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
@@ -102,9 +102,9 @@ class TokenizedTexts(NamedTuple):
 class AsRecorded(NamedTuple):
     """The advantages or rewards that a trainer used. NaN means that there is none."""
 
-    says: str  # a text for the user that says what `value` holds
-    value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
-    shares: bool = False  # True if the credit is already divided among the tokens
+    says: str  # A text for the user that says what `value` holds.
+    value: Float[np.ndarray, " v"]  # One number per completion, or per token if `by_token`.
+    shares: bool = False  # True if the credit is already divided among the tokens.
     #: The recorded credit of each block. The entry `stop` is the credit for leaving out all rewarded blocks.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
@@ -192,10 +192,10 @@ class RolloutTable:
     @property
     def verdict(self) -> str | None:
         """The name of a recorded reward that is 1 for right and 0 for wrong answers, or None without such a reward."""
-        for name in VERDICTS:
-            value_n = self.rewards[name].value_n if name in self.rewards else None
+        for verdict_name in VERDICTS:
+            value_n = self.rewards[verdict_name].value_n if verdict_name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
-                return name
+                return verdict_name
         return None
 
     @staticmethod
@@ -283,10 +283,10 @@ def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
         name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
     }
-    phrases = [f"'{name}' (such as {word!r:.40})" for name, word in example_by_column.items() if word is not None]
+    column_phrases = [f"'{name}' (such as {word!r:.40})" for name, word in example_by_column.items() if word is not None]
     return (
-        f"These columns are no rewards, because they hold texts or lists instead of numbers: {', '.join(phrases)}."
-        if phrases
+        f"These columns are no rewards, because they hold texts or lists instead of numbers: {', '.join(column_phrases)}."
+        if column_phrases
         else ""
     )
 
@@ -304,23 +304,23 @@ def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequenc
     if used_column is None:
         return None
     block_credit = {name.removeprefix("credit/"): x.value_n for name, x in computed_columns.items() if name != "advantage"}
-    description = "the file's column 'credit/BLOCK' for each block"
+    credit_source = "the file's column 'credit/BLOCK' for each block"
     if not block_credit:
         baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
-        description = f"the file's '{used_column}'{baseline_note}"
-    return AsRecorded(description, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
+        credit_source = f"the file's '{used_column}'{baseline_note}"
+    return AsRecorded(credit_source, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
 
 
 def missing_note(rewards: Mapping[str, Reward]) -> str:
     """Tell the user how many recorded rewards are missing."""
     missing_counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
-    phrases = [f"{n} of {len(rewards[name].value_n)} values of '{name}'" for name, n in missing_counts.items() if n]
-    if len(phrases) > 4:
-        phrases[4:] = [f"values of {len(phrases) - 4} more columns"]
-    if not phrases:
+    missing_phrases = [f"{n} of {len(rewards[name].value_n)} values of '{name}'" for name, n in missing_counts.items() if n]
+    if len(missing_phrases) > 4:
+        missing_phrases[4:] = [f"values of {len(missing_phrases) - 4} more columns"]
+    if not missing_phrases:
         return ""
     return (
-        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. A completion whose number is "
+        f"Some recorded numbers are missing or not finite: {', '.join(missing_phrases)}. A completion whose number is "
         "missing has no reward, and baselines leave it out."
     )
 
@@ -328,7 +328,7 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
 def split_pieces(text: str) -> list[str]:
     """Split a text into tags, words, values of JSON and white space. The pieces, joined, are the text again."""
     text_parts = _VALUE_START.split(text) if _OBJECT.search(text) else [text]
-    return [piece for part in text_parts for piece in _PIECE.findall(part)]
+    return [piece for text_part in text_parts for piece in _PIECE.findall(text_part)]
 
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
@@ -364,7 +364,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
         token_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
-        token_note += f" The encoding changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
+        token_note += f" The tokenizer changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
     is_trainable = np.broadcast_to(np.True_, completion_edges[-1])  # a single flag stands for all tokens

@@ -57,9 +57,9 @@ class NodeTokens(NamedTuple):
 
     def split(self) -> tuple[list[int], NodeTokens]:
         """Split the tokens at the first sampled one."""
-        start = self.mask.index(True) if True in self.mask else len(self.mask)
-        number_lists = {name: values[start:] for name, values in self.number_lists.items()}
-        return self.ids[:start], NodeTokens(self.ids[start:], self.mask[start:], number_lists)
+        response_start = self.mask.index(True) if True in self.mask else len(self.mask)
+        number_lists = {name: values[response_start:] for name, values in self.number_lists.items()}
+        return self.ids[:response_start], NodeTokens(self.ids[response_start:], self.mask[response_start:], number_lists)
 
 
 def read_traces(path: str | Path) -> list[Trajectory]:
@@ -99,8 +99,8 @@ def read_traces(path: str | Path) -> list[Trajectory]:
     """
     episodes = parse_records([Path(path)], lambda record: list(_trajectories(record)))
     return [
-        replace(trajectory, extra={"episode": n, **trajectory.extra})
-        for n, trajectories in enumerate(episodes)
+        replace(trajectory, extra={"episode": episode_index, **trajectory.extra})
+        for episode_index, trajectories in enumerate(episodes)
         for trajectory in trajectories
     ]
 
@@ -136,12 +136,12 @@ def write_traces(
     """
     trace_places = [(trajectory.extra.get("episode"), trajectory.extra.get("trace")) for trajectory in trajectories]
     unwritten_by_place = dict(zip(trace_places, trajectories, strict=True))
-    with whole_file(Path(file)) as temporary:
-        with temporary.open("w", encoding="utf-8") as stream:
-            for n, (_, _, record) in enumerate(read_records([Path(source)])):
+    with whole_file(Path(file)) as temporary_file:
+        with temporary_file.open("w", encoding="utf-8") as stream:
+            for episode_index, (_, _, record) in enumerate(read_records([Path(source)])):
                 for trace_position, trace in enumerate(_list_traces(record)):
-                    if (n, trace_position) in unwritten_by_place:
-                        _write_advantages(trace, unwritten_by_place.pop((n, trace_position)), entry, source)
+                    if (episode_index, trace_position) in unwritten_by_place:
+                        _write_advantages(trace, unwritten_by_place.pop((episode_index, trace_position)), entry, source)
                 stream.write(json.dumps(record) + "\n")
         if unwritten_by_place:
             unknown_trajectory = next(iter(unwritten_by_place.values()))
@@ -152,17 +152,17 @@ def write_traces(
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
     """Copy a file of traces with new advantages, given as one row per trained branch."""
-    with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
+    with whole_file(file) as temporary_file, temporary_file.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
                 for _, node_ids in trace.paths:
-                    tokens_of_nodes = [node_tokens(trace, i) for i in node_ids]
+                    tokens_of_nodes = [node_tokens(trace, node_id) for node_id in node_ids]
                     values_and_flags = zip(next(advantage_rows), branch_tokens(tokens_of_nodes).mask, strict=True)
                     sampled_advantages = (value for value, flag in values_and_flags if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
-                    for i, tokens in zip(node_ids, tokens_of_nodes, strict=True):
+                    for node_id, tokens in zip(node_ids, tokens_of_nodes, strict=True):
                         if sampled_count := sum(tokens.mask):
-                            nodes[i]["advantages"] = list(islice(sampled_advantages, sampled_count))
+                            nodes[node_id]["advantages"] = list(islice(sampled_advantages, sampled_count))
             stream.write(json.dumps(record) + "\n")
 
 
@@ -202,13 +202,13 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
     work_field = object_field(object_field(record, "run"), "work")
     step = whole_number(work_field.get("step"), "step")
     group_id = object_field(record, "group").get("id")
-    for place, raw_trace in enumerate(_list_traces(record)):
+    for index, raw_trace in enumerate(_list_traces(record)):
         agent_fields = object_field(raw_trace, "agent")
         if agent_fields.get("trainable", True):
             task = object_field(raw_trace, "task") or object_field(record, "task")
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
             has_group_id = group_id not in (None, "")
-            trace = Trace(raw_trace, nodes, place, "", step, has_group_id, object_field(task, "data"), list(_paths(nodes)))
+            trace = Trace(raw_trace, nodes, index, "", step, has_group_id, object_field(task, "data"), list(_paths(nodes)))
             task_key = task.get("key") or task.get("hash")
             prompt_nodes = trace.paths[0][0] if trace.paths else ()
             group_key = group_id if has_group_id else task_key or trace.prompt(prompt_nodes)
@@ -220,9 +220,9 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     # A sampled node belongs to the first branch through it. For other branches it is context. An attempt to shorten the
     # history trains only if the agent continued from it.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
-    for i, parent in enumerate(parent_of_node):
-        if parent is not None and not 0 <= parent < i:
-            raise FieldError(f"node {i} has the parent {parent}, but a parent must come before its node")
+    for i, parent_id in enumerate(parent_of_node):
+        if parent_id is not None and not 0 <= parent_id < i:
+            raise FieldError(f"node {i} has the parent {parent_id}, but a parent must come before its node")
     links_of_node = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     all_links = chain.from_iterable(links_of_node)
     compacted_node_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
@@ -230,15 +230,15 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     attempt_node_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
     rejected_node_ids = attempt_node_ids - compacted_node_ids
     used_ids: set[int] = set()
-    for leaf in [leaf for leaf in leaf_ids if leaf not in rejected_node_ids] or leaf_ids:
+    for leaf_id in [leaf_id for leaf_id in leaf_ids if leaf_id not in rejected_node_ids] or leaf_ids:
         branch_path: list[int] = []
-        node_id: int | None = leaf
+        node_id: int | None = leaf_id
         while node_id is not None:
             branch_path.append(node_id)
             node_id = parent_of_node[node_id]
         branch_path.reverse()
-        new_node_places = (place for place, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_ids)
-        branch_start = next(new_node_places, None)
+        new_node_positions = (index for index, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_ids)
+        branch_start = next(new_node_positions, None)
         if branch_start is not None:
             yield branch_path[:branch_start], branch_path[branch_start:]
             used_ids.update(branch_path)
@@ -252,14 +252,14 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     sampled_mask = [*map(bool, _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_place))]
     number_lists: dict[str, list[float]] = {}
     for name in NUMBER_FIELDS:
-        if values := list_field(node_fields, name, (int, float), "numbers"):
-            sampled_values = _of_length(sum(sampled_mask), values, f"'{name}'", node_place, "sampled token")
+        if field_values := list_field(node_fields, name, (int, float), "numbers"):
+            sampled_values = _of_length(sum(sampled_mask), field_values, f"'{name}'", node_place, "sampled token")
             value_iterator = map(float, sampled_values)
             number_lists[name] = [next(value_iterator) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
-        values = list_field(loss_weights, name, (int, float), "numbers")
-        token_values = _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", node_place)
+        field_values = list_field(loss_weights, name, (int, float), "numbers")
+        token_values = _of_length(len(ids), field_values, f"'{_WEIGHTS}' {name!r}", node_place)
         number_lists[f"{_WEIGHTS}/{name}"] = [*map(float, token_values)]
     return NodeTokens(ids, sampled_mask, number_lists)
 
@@ -267,9 +267,9 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
 def branch_tokens(nodes: Sequence[NodeTokens]) -> NodeTokens:
     """Join the tokens of a branch's nodes, from the first sampled token on."""
     all_ids = [token_id for node in nodes for token_id in node.ids]
-    all_flags = [flag for node in nodes for flag in node.mask]
-    names = dict.fromkeys(name for node in nodes for name in node.number_lists)
-    number_lists = {name: [value for node in nodes for value in node.numbers(name)] for name in names}
+    all_flags = [is_sampled for node in nodes for is_sampled in node.mask]
+    number_names = dict.fromkeys(name for node in nodes for name in node.number_lists)
+    number_lists = {name: [value for node in nodes for value in node.numbers(name)] for name in number_names}
     return NodeTokens(all_ids, all_flags, number_lists).split()[1]
 
 
@@ -304,8 +304,8 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
         if reward_number is not None:
             weighted_sum += reward_number * reward_weight
             is_scored = True
-    metrics = {name: value for name, value in object_field(trace.raw, "metrics").items() if name not in rewards}
-    all_rewards = {**rewards, **metrics}
+    trace_metrics = {name: value for name, value in object_field(trace.raw, "metrics").items() if name not in rewards}
+    all_rewards = {**rewards, **trace_metrics}
     all_rewards.setdefault("reward", weighted_sum if is_scored else None)
     # A trace with errors is `ok` if a later attempt succeeded.
     if trace.raw.get("errors") and not trace.raw.get("ok", False):
@@ -340,6 +340,6 @@ def _turns(trace: Trace) -> Iterator[Turn]:
             prompt_ids = tokens_of_node[parent_node].ids + prompt_ids
             parent_node = nodes[parent_node].get("parent")
         parent_turn = None if parent_node is None else turn_of_node[parent_node]
-        tokens = (prompt_ids, response.ids, [int(flag) for flag in response.mask])
-        yield Turn(*tokens, parent=parent_turn, per_token=response.number_lists, extra={"node": i})
+        turn_tokens = (prompt_ids, response.ids, [int(flag) for flag in response.mask])
+        yield Turn(*turn_tokens, parent=parent_turn, per_token=response.number_lists, extra={"node": i})
         turn_of_node[i] = len(turn_of_node)

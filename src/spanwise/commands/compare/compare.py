@@ -82,8 +82,8 @@ class ArmRun:
                 f"'{self.folder}' holds a run whose recipe, '{self.file}', is missing. Give another --output, or delete "
                 f"'{self.folder}'."
             )
-        task_layout, longest = task_shape(self.recipe)
-        trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), longest))
+        task_layout, max_length = task_shape(self.recipe)
+        trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), max_length))
         # Ignore `most` in this file: if the recipe did not set it, older versions wrote 16 here. The run's `recipe.yaml` has
         # the number used.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
@@ -127,8 +127,8 @@ def compare(
         *_, figures_by_arm = ended_runs(folders_by_arm)
         figure_names = _measured_figures(figures_by_arm)
         comparison = compare_arms(figures_by_arm, figures=figure_names, reference=reference)
-        places = [] if shared is None else [str(shared)]
-        command_options = {"places": places, "arms": list(arms), "seeds": list(seeds), "reference": reference}
+        recipe_paths = [] if shared is None else [str(shared)]
+        command_options = {"places": recipe_paths, "arms": list(arms), "seeds": list(seeds), "reference": reference}
         command_options["overrides"] = dict(choices or {})
         _write_comparison(Path(output), runs, comparison, command_options)
         say(console, *comparison_tables(comparison), comparison.summary())
@@ -170,7 +170,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the names of the figures (accuracy, ECE, ...) that any run has."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
-    named_values = (entry for figures in figures_of_runs for entry in figures.items())
+    named_values = (named_value for figures in figures_of_runs for named_value in figures.items())
     figure_names = dict.fromkeys(name for name, value in named_values if value is not None)
     has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
     score_figure_names = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
@@ -193,13 +193,13 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     start_time = time.perf_counter()
     reason_by_failed_run = {}
     # An error in this loop ends the running processes, too.
-    for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
+    for done_count, (run, exit_status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
-        if status == 0:
+        if exit_status == 0:
             figures = read_fields(run.folder / "summary.json")["final"]
             run_result_text = "  ".join(f"{name} {figures[name]:.3f}" for name in FIGURES if figures.get(name) is not None)
         else:
-            reason_by_failed_run[run.folder.name] = _failure_reason(run, status)
+            reason_by_failed_run[run.folder.name] = _failure_reason(run, exit_status)
             run_result_text = f"failed: {reason_by_failed_run[run.folder.name]}"
         progress_text = f"{done_count}/{len(unfinished_runs)}"
         say(console, f"{progress_text}  {run.folder.name}  {run_result_text}  {seconds_left / 60:.0f} min left")
@@ -245,10 +245,10 @@ def _log_file(run: ArmRun) -> Path:
 def _failure_reason(run: ArmRun, status: int) -> str:
     """Say why a run failed: the signal that ended its process, or the last line of its log."""
     log_lines = _log_file(run).read_text(errors="replace").strip().splitlines()
-    reason = log_lines[-1] if log_lines else f"exit status {status}"
+    failure_reason = log_lines[-1] if log_lines else f"exit status {status}"
     if status < 0:
-        reason = f"the run was ended by signal {-status} ({signal.strsignal(-status)})"
-    return f"{reason} (full log: {_log_file(run)})"
+        failure_reason = f"the run was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"{failure_reason} (full log: {_log_file(run)})"
 
 
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:

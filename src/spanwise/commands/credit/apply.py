@@ -54,8 +54,8 @@ class FileSpans:
     end_nk: Int[Tensor, "n k"]
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
-    block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
-    interleaved: bool  # whether some block is interrupted by another block
+    block_v: Int[np.ndarray, " v"]  # The block index of every token of the file; -1 for tokens in no block.
+    interleaved: bool  # Whether some block is interrupted by another block.
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
         """Return the block spans of some rows. `index_rt` has the positions of their tokens in the file."""
@@ -108,9 +108,9 @@ class CreditResult:
     table: RolloutTable
     group_n: Tensor  # each completion's group number; completions of one group are compared
     arms: Arms
-    applied: tuple[MethodCredit, ...]  # one entry per method; recorded credit comes last
-    scores: Scores  # the rewards of all methods, joined by `_collect_scores`
-    file_spans: FileSpans  # the spans of the blocks that tables and reports show
+    applied: tuple[MethodCredit, ...]  # One entry per method; recorded credit comes last.
+    scores: Scores  # The rewards of all methods, joined by `_collect_scores`.
+    file_spans: FileSpans  # The spans of the blocks that tables and reports show.
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -130,7 +130,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Compute every method's credit. `recorded` adds the trainer's own credit; `must` requires it."""
+    """Compute the credit of a rollout file by every method. `recorded` adds the trainer's own credit; `must` requires it."""
     spans_by_layout, reading_by_method = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
     method_credits = [
         apply_arm(table, name, scheme, reading_by_method[name], spans_by_layout[scheme.layout], group_n)
@@ -146,7 +146,7 @@ def apply_arms(
             raise
         file_credit_note = left_out_note([RECORDED], str(error))
     setup_notes = [
-        text for name, scheme in arms.schemes.items() for text in setup_warnings(reading_by_method[name], scheme).values()
+        note for name, scheme in arms.schemes.items() for note in setup_warnings(reading_by_method[name], scheme).values()
     ]
     scores = _collect_scores(table, arms, reading_by_method)
     figures, score_note = _measure_score(table, arms.schemes.values(), scores)
@@ -178,13 +178,13 @@ def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, Fil
 def _note_missing_tools(table: RolloutTable, arms: Arms) -> str:
     """Return a note on reward functions that see completions without the tool output between turns."""
     computed_objectives = [x for scheme in arms.schemes.values() for x in scheme.objectives if x.name not in scheme.recorded]
-    names = dict.fromkeys(objective.name for objective in computed_objectives if _reads_completions(objective))
-    if table.trainable.all() or not names:
+    objective_names = dict.fromkeys(objective.name for objective in computed_objectives if _reads_completions(objective))
+    if table.trainable.all() or not objective_names:
         return ""
     return (
-        f"The function of {' and '.join(names)} reads completions. Here a completion is one text or message with all that "
-        "the model wrote, without tool output. In training it may be a list of messages, so rewards may differ. To use "
-        f"recorded rewards, give --reward {next(iter(names))}=COLUMN."
+        f"The function of {' and '.join(objective_names)} reads completions. Here a completion is one text or message with all "
+        "that the model wrote, without tool output. In training it may be a list of messages, so rewards may differ. To use "
+        f"recorded rewards, give --reward {next(iter(objective_names))}=COLUMN."
     )
 
 
@@ -210,8 +210,8 @@ def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[
     if not reward_by_objective and "correct" in arms.recorded_columns:  # the page shows only the file's recorded credit
         reward_by_objective["correct"] = table.rewards[arms.recorded_columns["correct"]]
     if not reward_by_objective:
-        no_number_n0 = torch.zeros(len(table), 0)
-        return Scores((), no_number_n0, no_number_n0.long(), torch.zeros(len(table), 0, 2))
+        no_rewards_n0 = torch.zeros(len(table), 0)
+        return Scores((), no_rewards_n0, no_rewards_n0.long(), torch.zeros(len(table), 0, 2))
     return as_scores(reward_by_objective)
 
 
@@ -246,7 +246,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
             figures_text = ", ".join(f"{label} {short(fields[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
-            score_sentence = f"{score_sentence}. Compared with {judge_name}: {figures_text}"
+            score_sentence = f"{score_sentence}. Measured against the reward '{judge_name}': {figures_text}"
     if not is_judged:
         return fields, f"{score_sentence}. The file does not say which completions are right."
     return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
@@ -306,9 +306,9 @@ def read_file(
         layout: disk_zeros(len(table.tokens.values), np.int8 if len(layout.names) < 128 else np.int16) for layout in layouts
     }
     readings_by_method: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
-    for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
-        REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
-        row_range = slice(first, last)
+    for start_row, end_row in fitting_runs(table.tokens.lengths, AT_A_TIME):
+        REPORT.get()("finding blocks", int(table.tokens.offsets[end_row]), len(table.tokens.values))
+        row_range = slice(start_row, end_row)
         token_index_rt = table.tokens.places(row_range)
         is_token_rt = token_index_rt >= 0
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
@@ -334,7 +334,7 @@ def read_file(
         spans_by_layout[layout] = FileSpans(
             layout.names, *span_columns, block_v=block_index_by_layout[layout], interleaved=layout in interleaved_layouts
         )
-    return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings_by_method.items()}
+    return spans_by_layout, {name: Reading.joined(readings) for name, readings in readings_by_method.items()}
 
 
 def _function_columns(
@@ -371,11 +371,11 @@ def apply_arm(
     can_split_step = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions
     max_tokens = AT_A_TIME if can_split_step and not needs_whole_step else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
-    for step in rows_by_number(table.step_n):
+    for step_rows in rows_by_number(table.step_n):
         # Average over the whole training step. The loop below may compute the credit of the step in several parts.
-        mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
-        for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
-            row_indices = step[first:last]
+        mean_length = file_spans.length_nk[step_rows].sum(dim=1).double().mean()
+        for start_index, end_index in fitting_runs(table.tokens.lengths[step_rows.numpy()], max_tokens):
+            row_indices = step_rows[start_index:end_index]
             scored_rows = reading.take(row_indices)
             batch_fields: dict[str, Any] = {}
             for mode in scheme.modes:
@@ -407,7 +407,7 @@ def apply_arm(
             credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
     strata_counts = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
-    dead_share_by_objective = {name: dead / total for name, (total, dead) in strata_counts.items() if total}
+    dead_share_by_objective = {name: dead_count / total for name, (total, dead_count) in strata_counts.items() if total}
     spread_credit = partial(advantages, scheme=scheme)
     return MethodCredit(name, file_spans, credit, spread_credit, adv_v if credits_tokens else None, dead_share_by_objective)
 
@@ -464,10 +464,10 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     elif recorded_numbers.by_token:
         credit_sum_parts: list[Tensor] = []
         token_adv_v = disk_zeros(len(table.tokens.values), np.float32)
-        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
-            token_index_rt = table.tokens.places(slice(first, last))
+        for row_range in (slice(*rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)):
+            token_index_rt = table.tokens.places(row_range)
             block_column_rt = gather(token_index_rt, file_spans.block_v, -1).long() + 1
-            credit_sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
+            credit_sum_rk = torch.zeros(len(token_index_rt), len(file_spans.names) + 1).double()
             credit_sum_rk.scatter_add_(1, block_column_rt, gather(token_index_rt, recorded_numbers.value, 0.0))
             credit_sum_parts.append(credit_sum_rk[:, 1:])
             is_token_rt = token_index_rt >= 0
@@ -475,7 +475,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
             is_in_block_s = block_column_rt.numpy()[is_token_rt] > 0
             token_adv_s = recorded_numbers.value[token_index_s]
             if not recorded_numbers.shares:
-                token_adv_s = token_adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
+                token_adv_s = token_adv_s / np.repeat(token_count_n[row_range].numpy(), table.tokens.lengths[row_range])
             token_adv_v[token_index_s] = np.where(np.isnan(token_adv_s) | is_in_block_s, token_adv_s, 0.0)
         credit_nk = torch.cat(credit_sum_parts)
         if not recorded_numbers.shares:

@@ -37,8 +37,8 @@ class Arms:
 
     layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]
-    own: str | None  # the name of the recipe's own method, if that method is among the schemes
-    recorded_columns: Mapping[str, str]  # maps each objective to the column with its reward
+    own: str | None  # The name of the recipe's own method, if that method is among the schemes.
+    recorded_columns: Mapping[str, str]  # Maps each objective to the column with its reward.
     notes: list[str]
 
     @property
@@ -61,10 +61,10 @@ def choose_arms(
     """Build the methods that credit a file. The default is the usual ones and the recipe's, if they fit."""
     # An objective's `reward` may name a column of the rollout file instead of a registered reward.
     column_by_objective = {
-        str(entry["name"]): entry["reward"]
-        for entry in recipe.objectives or ()
-        if {"name", "reward"} <= entry.keys() and entry["reward"] in table.rewards
-        if not is_registered(entry["reward"], kind="reward")
+        str(objective_entry["name"]): objective_entry["reward"]
+        for objective_entry in recipe.objectives or ()
+        if {"name", "reward"} <= objective_entry.keys() and objective_entry["reward"] in table.rewards
+        if not is_registered(objective_entry["reward"], kind="reward")
     } | dict(rewards or {})
     recorded_columns = choose_columns(table, column_by_objective)
     if blocks.no_verdict and "correct" in recorded_columns:
@@ -85,8 +85,8 @@ def choose_arms(
     schemes: dict[str, Scheme] = {}
     methods_by_reason: dict[str, list[str]] = {}
     last_error: SpanwiseError | None = None
-    for request in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
-        method_name = own_method_name if request == "recipe" else request
+    for requested_name in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
+        method_name = own_method_name if requested_name == "recipe" else requested_name
         try:
             scheme = own_scheme_or_error if method_name == own_method_name else scheme_builder.build_for_file(method_name)
             if not isinstance(scheme, Scheme):
@@ -94,10 +94,10 @@ def choose_arms(
             check_file(scheme, table)
             _check_answers(scheme, recorded_columns, table)
         except (RecipeError, LayoutError, DataError) as error:
-            if methods or (must_fit and request == "recipe"):
+            if methods or (must_fit and requested_name == "recipe"):
                 raise
             last_error = error
-            methods_by_reason.setdefault(str(error), []).append(request)
+            methods_by_reason.setdefault(str(error), []).append(requested_name)
             continue
         if methods or method_name in USUAL or scheme not in schemes.values():
             schemes[method_name] = scheme
@@ -107,7 +107,7 @@ def choose_arms(
     objective_names = objective_names or ["correct"]  # without a method, the report explains recorded credit by `correct`
     for objective in column_by_objective:
         check_known("objective", objective, objective_names)
-    left_out_notes = (left_out_note(names, reason) for reason, names in methods_by_reason.items())
+    left_out_notes = (left_out_note(method_names, reason) for reason, method_names in methods_by_reason.items())
     notes = [blocks.note, *left_out_notes]
     if table.source == "TRL" and len(summed_rewards) > 1 and any(x.names == summed_rewards for x in schemes.values()):
         notes.append(
@@ -135,13 +135,13 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
             wrong_values = [value for value in known_values if not (isinstance(value, int | float) or is_number_text(value))]
             column_place = f"column '{column}' of '{table.path}'"
-            problem = f"{column_place} is empty"
+            column_problem = f"{column_place} is empty"
             if known_values:
-                problem = f"spanwise reads {column_place} as something else than a reward"
+                column_problem = f"spanwise reads {column_place} as something else than a reward"
             if wrong_values:
-                problem = f"{column_place} holds {reprlib.repr(wrong_values[0])}, which is no number"
+                column_problem = f"{column_place} holds {reprlib.repr(wrong_values[0])}, which is no number"
             if column in table.columns:
-                raise RecipeError(f"--reward {objective}={column}: {problem}.")
+                raise RecipeError(f"--reward {objective}={column}: {column_problem}.")
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
@@ -230,8 +230,8 @@ class _SchemeBuilder:
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
         elif pays_calibration and states_confidence(layout):
             scheme_fields["calibration"] = self.recipe.rule
-        options = self.recipe.options if method_name == self.recipe.method else {}
-        preset_fields = {**scheme_fields, **options, **changes}
+        method_options = self.recipe.options if method_name == self.recipe.method else {}
+        preset_fields = {**scheme_fields, **method_options, **changes}
         return Scheme.preset(
             method_name, layout, **preset_fields, longest=self.blocks.longest, recorded=self.recorded_columns
         )
@@ -366,8 +366,8 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
         options_text = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     else:
         objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
-        layout_text = "--set segmenter=tags --set 'layout={completion: []}'"
-        options_text = f"--methods recipe {layout_text} --set 'objectives=[{objective_text}]'"
+        layout_options = "--set segmenter=tags --set 'layout={completion: []}'"
+        options_text = f"--methods recipe {layout_options} --set 'objectives=[{objective_text}]'"
     return (
         f"{rewards_text} Give the layout of the completions with --set layout=...{layout_note}, or credit whole "
         f"completions with {options_text}"

@@ -37,10 +37,10 @@ class Blocks:
     """The blocks of a file's completions, and the objectives that pay them."""
 
     layout: Layout
-    longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # the objectives of the blocks; if None, those of the recipe
-    note: str = ""  # a note for the user on how the blocks were chosen
-    no_verdict: str = ""  # the error message if nothing tells right from wrong completions
+    longest: int  # The largest possible number of tokens of a completion.
+    objectives: tuple[Objective, ...] | None = None  # The objectives of the blocks; if None, those of the recipe.
+    note: str = ""  # A note for the user on how the blocks were chosen.
+    no_verdict: str = ""  # The error message if nothing tells right from wrong completions.
 
 
 def choose_blocks(
@@ -166,8 +166,8 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the JSON fields that most completions have. Too many count as none."""
     field_counts = Counter[str]()
-    for text in texts:
-        field_counts.update(path for path in paths(text) if not set(path) & set(".["))
+    for completion_text in texts:
+        field_counts.update(field_path for field_path in paths(completion_text) if not set(field_path) & set(".["))
     majority_fields = tuple(name for name in field_counts if 2 * field_counts[name] > len(texts))
     return majority_fields if len(majority_fields) <= _MOST_TAGS else ()
 
@@ -238,21 +238,21 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     # The group size comes from the recipe of the run that wrote the file, or from the user.
     if run is None and "group_size" not in recipe.model_fields_set:
         return rollout_group_r[rollout_n], _note_group_sizes(rollout_step_r, rollout_group_r, table)
-    size = (run or recipe).group_size
-    notes = []
-    rollout_group_r = split_groups(rollout_group_r, size)
-    if small_count := int((rollout_group_r.unique(return_counts=True)[1] < size).sum()):
-        notes.append(
-            f"{small_count} groups have fewer than {size} completions; their credit may differ from that in training."
+    group_size = (run or recipe).group_size
+    group_notes = []
+    rollout_group_r = split_groups(rollout_group_r, group_size)
+    if small_count := int((rollout_group_r.unique(return_counts=True)[1] < group_size).sum()):
+        group_notes.append(
+            f"{small_count} groups have fewer than {group_size} completions; their credit may differ from that in training."
         )
-    step_sizes = rollout_step_r.unique(return_counts=True)[1]
-    if run is not None and bool((step_sizes != run.prompts * size).any()):
-        notes.append(
-            f"The file has {int(step_sizes.min())} to {int(step_sizes.max())} completions per step, but the run trained on "
-            f"{run.prompts * size} per step. Methods that compare completions with a whole batch may give other credit "
-            "than in training."
+    completions_per_step = rollout_step_r.unique(return_counts=True)[1]
+    if run is not None and bool((completions_per_step != run.prompts * group_size).any()):
+        group_notes.append(
+            f"The file has {int(completions_per_step.min())} to {int(completions_per_step.max())} completions per step, "
+            f"but the run trained on {run.prompts * group_size} per step. Methods that compare completions with a "
+            "whole batch may give other credit than in training."
         )
-    return rollout_group_r[rollout_n], notes
+    return rollout_group_r[rollout_n], group_notes
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
@@ -262,18 +262,18 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     for group in group_n.tolist():
         group_keys.append((group, seen_count_by_group[group] // size))
         seen_count_by_group[group] += 1
-    index_of_key = {key: index for index, key in enumerate(sorted(set(group_keys)))}
-    return torch.tensor([index_of_key[key] for key in group_keys], dtype=torch.long)
+    index_of_key = {group_key: index for index, group_key in enumerate(sorted(set(group_keys)))}
+    return torch.tensor([index_of_key[group_key] for group_key in group_keys], dtype=torch.long)
 
 
 def _note_group_sizes(step_n: Tensor, group_n: Tensor, table: RolloutTable) -> list[str]:
     """Return a note if the sizes of the groups are unusual."""
     size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     if len(size_of_group) == len(group_n) > 1:
-        hint = " If several rows answer one prompt, name a column that they share: --columns group=NAME."
+        column_hint = " If several rows answer one prompt, name a column that they share: --columns group=NAME."
         return [
             f"Each of the {len(group_n)} groups holds one completion, so methods that compare the completions of a prompt credit "
-            f"nothing.{'' if table.has_fixed_columns else hint}"
+            f"nothing.{'' if table.has_fixed_columns else column_hint}"
         ]
     if table.keyed or len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
         return []

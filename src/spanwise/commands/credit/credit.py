@@ -40,7 +40,7 @@ def credit_rollouts(
 
     With `own_only`, a spanwise run is credited by the method that trained it alone, unless `methods` are named.
     """
-    block_reward_pairs = [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
+    block_reward_pairs = [key_value(pay_text, "--pay", "block=reward, such as draft=passed") for pay_text in pay]
     paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
     if not table.trainable.any():

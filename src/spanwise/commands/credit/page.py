@@ -45,6 +45,7 @@ def credit_page(folder: Path) -> str:
         )
     verdict_name = (summary.get("score") or {}).get("verdict") or "correct"
     verdict_column = schema.column("reward", verdict_name)
+    reward_names = schema.family_names(table.column_names, "reward")
     score_samples = None
     if {schema.SCORE, verdict_column} <= set(table.column_names):
         verdict_n = float_column(table, verdict_column)
@@ -56,9 +57,7 @@ def credit_page(folder: Path) -> str:
         note=f"{summary.get('note', '')}{shown_rows_note}".strip(),
         methods=list(credit_by_method),
         credit=credit_by_method,
-        rewards={
-            n: float_column(table, schema.column("reward", n)) for n in schema.family_names(table.column_names, "reward")
-        },
+        rewards={name: float_column(table, schema.column("reward", name)) for name in reward_names},
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit_by_method},
         view=token_view,
@@ -117,7 +116,7 @@ def credited_view(
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     score_shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     find_segments = None if sae_segments is None else partial(opening_tokens, sae_segments)
-    shown_shares = {name: [by_row[n] for n in rows] for name, by_row in score_shares_by_method.items()}
+    shown_shares = {name: [share_n[n] for n in rows] for name, share_n in score_shares_by_method.items()}
     token_view = TokenView(
         tuple(schema.methods_in(shown_table.column_names)),
         token_rows(shown_table, read_vocabulary(tokenizer), find_segments, shown_shares),

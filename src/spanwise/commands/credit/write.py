@@ -60,7 +60,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     """Refuse the option `--write` if it cannot work with the files or the method."""
     table = result.table
-    check_known("method of --write", method, [arm.name for arm in result.applied])
+    check_known("method of --write", method, [method_result.name for method_result in result.applied])
     method_credit = next(credit for credit in result.applied if credit.name == method)
     unknown_count = int(method_credit.credit.block_nk.isnan().any(dim=1).sum())
     refuse(
@@ -104,13 +104,13 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     """Yield the rows of `credit.parquet` as tables that are small enough for memory."""
     file_table, file_spans = result.table, result.file_spans
     token_columns = {schema.IDS: file_table.tokens.values, schema.TRAINABLE: file_table.trainable, **file_table.token_values}
-    for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
-        rows = slice(first, last)
-        token_offsets = file_table.tokens.offsets[first : last + 1]
-        is_learned_n = torch.ones(last - first).bool() if file_table.learned_n is None else file_table.learned_n[rows]
+    for start_row, end_row in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
+        rows = slice(start_row, end_row)
+        token_offsets = file_table.tokens.offsets[start_row : end_row + 1]
+        is_learned_n = torch.ones(end_row - start_row).bool() if file_table.learned_n is None else file_table.learned_n[rows]
         learned_n1 = is_learned_n[:, None]
         is_not_learned_v = np.repeat(~is_learned_n.numpy(), np.diff(token_offsets))
-        columns: dict[str, Any] = {
+        file_columns: dict[str, Any] = {
             schema.STEP: file_table.step_n[rows],
             schema.GROUP: result.group_n[rows],
             schema.ROLLOUT: None if file_table.rollout_n is None else file_table.rollout_n[rows],
@@ -125,10 +125,10 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.BLOCK: file_spans.block_v[token_offsets[0] : token_offsets[-1]] if file_spans.interleaved else None,
         }
         for arm in result.applied:
-            learned_advantages = np.where(is_not_learned_v, np.float32(np.nan), arm.advantages(file_table, first, last))
+            learned_adv_v = np.where(is_not_learned_v, np.float32(np.nan), arm.advantages(file_table, start_row, end_row))
             present_nk = arm.file_spans.length_nk[rows] > 0
-            columns |= credit_columns(arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), learned_advantages)
-        yield rollout_table(columns, token_offsets - token_offsets[0])
+            file_columns |= credit_columns(arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), learned_adv_v)
+        yield rollout_table(file_columns, token_offsets - token_offsets[0])
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,10 +191,10 @@ def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
             for name, block in figures["blocks"].items()
         ]
         dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
-        for position, (cells, dead) in enumerate(zip_longest(block_cells, dead_strata_cells)):
+        for position, (block_cell_texts, dead_strata_cell) in enumerate(zip_longest(block_cells, dead_strata_cells)):
             method_cell = "" if position else method
             no_signal_cell = "" if position else _cell(figures["no_signal_share"], ".1%")
-            table_rows.append([method_cell, *(cells or ("", "", "")), no_signal_cell, dead or ""])
+            table_rows.append([method_cell, *(block_cell_texts or ("", "", "")), no_signal_cell, dead_strata_cell or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)
     )

@@ -104,7 +104,7 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
         }
     means_by_arm: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
-        figures_of_seeds = [arms[arm] for arms in figures_by_seed.values()]
+        figures_of_seeds = [figures_by_arm[arm] for figures_by_arm in figures_by_seed.values()]
         means_by_arm[arm] = {}
         for name in figures_of_seeds[0]:
             figure_values = [figures[name] for figures in figures_of_seeds if figures[name] is not None]
@@ -131,10 +131,10 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         f"all arms begin with the same warm start ({recipe.start}); the rewards are correctness and "
         f"{recipe.rule.replace('_', ' ')}"
     )
-    for seed, arms in result["seeds"].items():
-        title = f"digit puzzle, seed {seed}: {setup_text}"
-        verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
-        say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
+    for seed, figures_by_arm in result["seeds"].items():
+        table_title = f"digit puzzle, seed {seed}: {setup_text}"
+        verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in figures_by_arm.items())
+        say(console, *figure_table(table_title, figures_by_arm, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
         refusal_rates = [point.get("refusal_rate") for point in run.summary["curve"]]
         accuracies = [point.get("accuracy") for point in run.summary["curve"]]
@@ -149,7 +149,7 @@ def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
     for run in trained:
         field_shares_by_batch = shares_right(run.recipe, measured_fields(run.recipe))
         share_curve = running_mean([sum(shares.values()) / len(shares) for shares in field_shares_by_batch])
-        goal_batch = next((batch for batch, value in enumerate(share_curve, start=1) if value >= GOAL), None)
+        goal_batch = next((batch_number for batch_number, value in enumerate(share_curve, start=1) if value >= GOAL), None)
         figures_by_run[run.title] = {
             "right at the end": share_curve[-1],
             "completions to 80 %": None if goal_batch is None else goal_batch * run.recipe.prompts * run.recipe.group_size,
@@ -189,7 +189,7 @@ def measured_fields(recipe: Recipe) -> tuple[str, ...]:
 
 def running_mean(values: Sequence[float]) -> list[float]:
     """Replace each value by the mean of the last `WINDOW` values up to it."""
-    windows = (values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1))
+    windows = (values[max(0, window_end - WINDOW) : window_end] for window_end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
 
 

@@ -43,15 +43,15 @@ def main() -> None:
     spanwise_version = installed("spanwise") or "not installed as a package"
     version_by_package = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": spanwise_version}
     version_by_package |= {name: version_number for name in PACKAGES if (version_number := installed(name))}
-    findings: list[Finding] = [(name, number, "", "ok", []) for name, number in version_by_package.items()]
+    findings: list[Finding] = [(name, version_number, "", "ok", []) for name, version_number in version_by_package.items()]
     findings += map(_check_engine, WINDOWS)
     print(f"{'':14}  {'version':18}  {'tested with':18}")
-    for name, version_number, window, state, _ in findings:
-        print(f"{name:14}  {version_number:18}  {window:18}  {state}")
+    for name, version_number, tested_versions, status, _ in findings:
+        print(f"{name:14}  {version_number:18}  {tested_versions:18}  {status}")
     for name, *_, sentences in findings:
         for sentence in sentences:
             print(f"{name}: {sentence}")
-    if any(state == "broken" for *_, state, _ in findings):
+    if any(status == "broken" for *_, status, _ in findings):
         sys.exit(1)
 
 
@@ -107,10 +107,10 @@ def _broken(name: str, reason: str) -> Sentences:
 def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     """Turn the facts about verl into sentences on what is broken and what works."""
     problems = [
-        f"verl's plug-in '{plugin}' fails, and verl does not report the error: {text}"
-        for plugin, text in facts["failed"].items()
+        f"verl's plug-in '{plugin}' fails, and verl does not report the error: {error}"
+        for plugin, error in facts["failed"].items()
     ]
-    problems += [f"spanwise could not attach its part '{part}' to verl: {text}" for part, text in facts["faults"].items()]
+    problems += [f"spanwise could not attach its part '{part}' to verl: {error}" for part, error in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
         problems.append(
             "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install "
@@ -172,7 +172,7 @@ def _probe_skyrl() -> Sentences:
 
 
 def _probe_verl() -> Sentences:
-    """Import verl. Describe its trainer, its plug-ins, and the errors of importing the plug-ins."""
+    """Import verl, and describe its trainer, its plug-ins, and the errors of importing the plug-ins."""
     plugin_errors = collect_plugin_errors()
     config_file = Path(import_module("verl").__file__ or "").parent / "trainer/config/ppo_trainer.yaml"
     trainer_config: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def _probe_verl() -> Sentences:
 
 def plugins() -> dict[str, str]:
     """Map the names of verl's installed plug-ins to their modules."""
-    return {entry.name: entry.value for entry in entry_points(group="verl.plugins")}
+    return {entry_point.name: entry_point.value for entry_point in entry_points(group="verl.plugins")}
 
 
 def collect_plugin_errors() -> dict[str, str]:

@@ -37,9 +37,9 @@ def command(
     from spanwise.report.train import unmeasured_sentences
     from spanwise.rollouts.folder import sole_writer
 
-    fields = recipe_fields(set_, **({} if prompts is None else {"eval_prompts": prompts}))
+    recipe_changes = recipe_fields(set_, **({} if prompts is None else {"eval_prompts": prompts}))
     check_sizes(prompts=1 if prompts is None else prompts, samples=samples)
-    folder, full_recipe = run_or_model(model, recipe, {"eval_prompts": 512, **fields})
+    folder, full_recipe = run_or_model(model, recipe, {"eval_prompts": 512, **recipe_changes})
     prompts = full_recipe.eval_prompts
     console = Console()
     with sole_writer(model):
@@ -47,8 +47,8 @@ def command(
         results.write(model)
     drawn_prompt_count = len(results.prompt_n.unique())
     prompts_note = "" if drawn_prompt_count == prompts else f" (you asked for {prompts} prompts, but there are no more)"
-    title = f"{model}: {drawn_prompt_count} prompts x {samples} samples{prompts_note}"
-    say(console, *interval_table(title, results.intervals(), absent=reasons), *unmeasured_sentences(reasons))
+    table_title = f"{model}: {drawn_prompt_count} prompts x {samples} samples{prompts_note}"
+    say(console, *interval_table(table_title, results.intervals(), absent=reasons), *unmeasured_sentences(reasons))
     curves_by_block = {block: results.votes(block) for block in results.correct if results.most_votes(block)}
     if curves_by_block and results.score_n is not None and not results.stated:
         say(console, VOTES_BY_SCORE)

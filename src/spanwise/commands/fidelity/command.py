@@ -55,10 +55,10 @@ def command(
     model_folder, full_recipe = run_or_model(checkpoint, recipe, recipe_changes)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference apply only if single tokens are compared; add --tokens.")
-    options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
+    fidelity_options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
     if tokens:
-        options |= {"tokens": True, "token_prompts": token_prompts, "critics": critics}
-        options |= {"critic_steps": critic_steps, "reference": reference}
-    options |= {"recipe": recipe, "overrides": recipe_changes}
+        fidelity_options |= {"tokens": True, "token_prompts": token_prompts, "critics": critics}
+        fidelity_options |= {"critic_steps": critic_steps, "reference": reference}
+    fidelity_options |= {"recipe": recipe, "overrides": recipe_changes}
     with sole_writer(output):
-        show(model_folder, full_recipe, output=output, console=Console(), options=options)
+        show(model_folder, full_recipe, output=output, console=Console(), options=fidelity_options)

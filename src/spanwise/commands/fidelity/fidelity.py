@@ -40,16 +40,16 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
     """Compare a saved model's estimated advantages with Monte Carlo."""
     layout = answer_layout(recipe, task_layout(recipe))
     compares_baselines = "tokens" not in options or recipe.answer_tags["confidence"] in layout.keys[layout.names[-1]]
-    for entry in recipe.objectives or ():
-        clip = (entry.get("options") or {}).get("clip", 0.01)
-        if entry.get("reward") == "log_score" and clip != 0.01 and compares_baselines:
+    for objective in recipe.objectives or ():
+        clip = (objective.get("options") or {}).get("clip", 0.01)
+        if objective.get("reward") == "log_score" and clip != 0.01 and compares_baselines:
             raise RecipeError(
                 f"Fidelity clips log_score at 0.01, but the recipe clips it at {clip}. Give a --recipe without clip."
             )
-    first_name, answer_tag = layout.names[0], recipe.answer_tags["answer"]
-    if answer_tag not in ("", *layout.keys[first_name]):  # "" is the whole block
+    first_block, answer_tag = layout.names[0], recipe.answer_tags["answer"]
+    if answer_tag not in ("", *layout.keys[first_block]):  # the tag "" stands for the whole block
         raise RecipeError(
-            f"`spanwise fidelity` judges the first block, but block '{first_name}' has no tag '{answer_tag}'. Give a "
+            f"`spanwise fidelity` judges the first block, but block '{first_block}' has no tag '{answer_tag}'. Give a "
             "--recipe whose first block holds the answer."
         )
     measured_fields: dict[str, Any] = {"options": options}
@@ -128,8 +128,8 @@ def difference_table(fidelity: Fidelity) -> Table:
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    title = "Each cell is the figure of the baseline 'blended' minus that of 'outcome', for the same prompts."
-    return _table(title, ("G", *figure_names), cells_by_size.values())
+    table_title = "Each cell is the figure of the baseline 'blended' minus that of 'outcome', for the same prompts."
+    return _table(table_title, ("G", *figure_names), cells_by_size.values())
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
@@ -141,10 +141,10 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
-    title = (
+    table_title = (
         "Each cell is the confidence q* at which training ends. Each heading is the probability that the policy is right."
     )
-    q_table = _table(title, headings, table_rows)
+    q_table = _table(table_title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
         "G is the number of completions per prompt. The confidences q* of the baseline 'outcome' are exact. Those of the "
@@ -244,7 +244,7 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build a table of SAE's lead over other estimators."""
     other_is_estimator = other in fidelity.estimators
     other_text = other if other_is_estimator else f"the best {other}"
-    title = f"{kind} tokens: lead of SAE over {other_text} in correlation with Monte Carlo (95 % intervals)"
+    table_title = f"{kind} tokens: lead of SAE over {other_text} in correlation with Monte Carlo (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name = _short_name(fidelity.best(critic, other, kind=kind), other)
@@ -254,7 +254,7 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
         table_rows.append([critic, *([] if other_is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
     other_headings = [] if other_is_estimator else [f"best {other}"]
     headings = ("critic", *other_headings, _short_name(SAE, "SAE"), "best SAE", "its lead")
-    return _table(title, headings, table_rows)
+    return _table(table_title, headings, table_rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

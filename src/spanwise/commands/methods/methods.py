@@ -19,7 +19,7 @@ def show_methods(name: str | None = None) -> None:
         return
     method_entry = method(name)
     default_options = method_entry.of_a_run().options
-    options_text = ", ".join(f"{option}: {value}" for option, value in default_options.items()) or "none"
+    options_text = ", ".join(f"{option_name}: {value}" for option_name, value in default_options.items()) or "none"
     needs_text = f"Needs {', '.join(method_entry.needs)}. " if method_entry.needs else ""
     if method_entry.kind == "refinement":
         recipe_text = f"# Beside another method: refine: {name}."
@@ -29,7 +29,7 @@ def show_methods(name: str | None = None) -> None:
         scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
         recipe_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
         if not isinstance(scheme.per, str):
-            needs_text += "The number after per is the token limit of the task digits; your run uses its own limit. "
+            needs_text += "The number in `per` is the token limit of the digits task; your run uses its own limit. "
     say(
         console,
         f"# {method_entry.summary}",

@@ -31,8 +31,8 @@ def command(
     from spanwise.recipe import load
 
     check_sizes(prompts=prompts, samples=samples)
-    options = {"model": model, "dataset": dataset}
-    given_options = {name: value for name, value in options.items() if value is not None}
+    model_options = {"model": model, "dataset": dataset}
+    given_options = {name: value for name, value in model_options.items() if value is not None}
     full_recipe = load(recipe, recipe_fields(set_, **given_options))
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)

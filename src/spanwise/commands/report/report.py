@@ -39,9 +39,9 @@ def report_folder(folder: str | Path) -> Path:
         "metrics.jsonl": train_page,
         "summary.json": compare_page,
     }
-    for name, page in page_makers.items():
+    for name, make_page in page_makers.items():
         if (run_folder / name).is_file() and (name != "metrics.jsonl" or (run_folder / "recipe.yaml").is_file()):
-            return write_page(run_folder, page(run_folder))
+            return write_page(run_folder, make_page(run_folder))
     raise DataError(
         f"'{folder}' has none of the files {', '.join(page_makers)}. Give a folder that spanwise train, "
         "compare, fidelity or credit wrote."
@@ -87,8 +87,8 @@ def compare_page(folder: Path) -> str:
     """Build the report of a comparison from its runs. A run without evaluation samples gives only final figures."""
     summary_fields = read_fields(folder / "summary.json")
     if not isinstance(summary_fields.get("arms"), list) or not isinstance(summary_fields.get("figures"), dict):
-        problem = f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures"
-        raise DataError(f"{problem}. Give the output folder of spanwise compare.")
+        summary_problem = f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures"
+        raise DataError(f"{summary_problem}. Give the output folder of spanwise compare.")
     arm_names = summary_fields["arms"]
     seeds = summary_fields["seeds"]
     options = summary_fields.get("options")
@@ -157,7 +157,7 @@ def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
     max_vote_count = samples.most_votes(block)
-    budgets = sorted({n for n in (*BUDGETS, max_vote_count) if 1 <= n <= max_vote_count})
+    budgets = sorted({budget for budget in (*BUDGETS, max_vote_count) if 1 <= budget <= max_vote_count})
     return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
 
 
@@ -171,8 +171,8 @@ def recorded_view(
     rule_by_method = {}
     methods = schema.methods_in(credit_table.column_names)
     objective_fields = recipe.get("objectives") or ()
-    outcome_names = [(entry.get("options") or {}).get("of") for entry in objective_fields]
-    outcome_names += [name for entry in objective_fields for name in as_names(entry.get("given"))]
+    outcome_names = [(objective.get("options") or {}).get("of") for objective in objective_fields]
+    outcome_names += [name for objective in objective_fields for name in as_names(objective.get("given"))]
     if len(methods) == 1:
         rollouts_path = files[0] if len(files) == 1 else files[0].parent
         other_method = "bae" if methods[0] == "grpo" else "grpo"

@@ -29,27 +29,27 @@ Fields = Annotated[list[str] | None, Parameter(name="--set")]
 def recipe_fields(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
     """Parse the `field=value` pairs of `--set`, and add the fields that other options set. Refuse a field that is set twice."""
     field_values = options
-    for pair in pairs or []:
+    for field_pair in pairs or []:
         field_name, value_text = key_value(
-            pair, "--set", "field=value, such as --set entropy=0.05, or \"field=''\" for an empty text"
+            field_pair, "--set", "field=value, such as --set entropy=0.05, or \"field=''\" for an empty text"
         )
         field_name = field_name.replace("-", "_")
         if field_name in field_values:
-            raise RecipeError(f"--set {pair}: another option of the command sets {field_name}, too. Keep one of them.")
+            raise RecipeError(f"--set {field_pair}: another option of the command sets {field_name}, too. Keep one of them.")
         try:
             field_values[field_name] = yaml.safe_load(value_text)
         except yaml.YAMLError as error:
             raise RecipeError(
-                f"The value of --set {pair} is no YAML: {first_line(error)}. Close its brackets, or put it in quotes."
+                f"The value of --set {field_pair} is no YAML: {first_line(error)}. Close its brackets, or put it in quotes."
             ) from error
     return field_values
 
 
 def column_roles(arguments: Sequence[str] | None) -> dict[str, str]:
     """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping. Commas may join pairs."""
-    entries = [entry for piece in arguments or [] for entry in piece.split(",") if entry.strip()]
+    role_entries = [entry for argument in arguments or [] for entry in argument.split(",") if entry.strip()]
     column_format = "role=column, such as completion=output,answer=gold"
-    return _map_names("--columns", [key_value(entry, "--columns", column_format) for entry in entries])
+    return _map_names("--columns", [key_value(entry, "--columns", column_format) for entry in role_entries])
 
 
 def _map_names(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:

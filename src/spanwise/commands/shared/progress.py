@@ -38,7 +38,7 @@ class Live(Progress):
         self.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show a training step's figures, but leave out None. Average a reward's figures over its JSON fields."""
+        """Show the figures of a training step, except those that are None. Average a reward's figures over its JSON fields."""
         figures = {name: value for name, value in _average_parts(values).items() if value is not None}
         figures_text = "  ".join(f"{name} {short(value)}" for name, value in figures.items())
         self.update(self._task, completed=step, figures=figures_text)

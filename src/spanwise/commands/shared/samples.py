@@ -30,14 +30,14 @@ ByArm = dict[str, dict[int, _Figure]]
 class Samples:
     """The completions of an evaluation, in columns."""
 
-    prompt_n: Int[Tensor, " n"]  # the index of each completion's held-out prompt
-    answers: Mapping[str, list[str | None]]  # answers by block; None if no answer could be read
-    correct: Mapping[str, Float[Tensor, " n"]]  # verdicts by block: 1 right, 0 wrong or missing, NaN without a verdict
-    confidence_n: Float[Tensor, " n"]  # the confidence that each completion states, or NaN
+    prompt_n: Int[Tensor, " n"]  # The index of each completion's held-out prompt.
+    answers: Mapping[str, list[str | None]]  # Answers by block; None if no answer could be read.
+    correct: Mapping[str, Float[Tensor, " n"]]  # Verdicts by block: 1 right, 0 wrong or missing, NaN without a verdict.
+    confidence_n: Float[Tensor, " n"]  # The confidence that each completion states, or NaN.
     well_formed_n: Bool[Tensor, " n"]
-    refusal_n: Bool[Tensor, " n"] | None = None  # whether the completion declines to answer
-    score_n: Float[Tensor, " n"] | None = None  # the self-rewarding score, not clipped; NaN if a completion has none
-    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # rewards by objective; NaN without a reward
+    refusal_n: Bool[Tensor, " n"] | None = None  # Whether the completion declines to answer.
+    score_n: Float[Tensor, " n"] | None = None  # The self-rewarding score, not clipped; NaN if a completion has none.
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # Rewards by objective; NaN without a reward.
 
     @property
     def first(self) -> str:
@@ -71,8 +71,8 @@ class Samples:
     def mean_rewards(self) -> dict[str, Interval]:
         """Compute each reward's mean with an interval over prompts. The elements of a JSON list share one mean."""
         interval_by_reward = {
-            f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
-            for name, parts in together(self.rewards).items()
+            f"{OF_REWARD}{name}": mean_interval(torch.cat(columns).double(), self.prompt_n.repeat(len(columns)))
+            for name, columns in together(self.rewards).items()
         }
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
@@ -132,8 +132,8 @@ class Samples:
             for name, column in columns.items()
             if column is not None
         })  # fmt: skip
-        with whole_file(Path(folder) / FILE) as unfinished:
-            pq.write_table(sample_table, unfinished)
+        with whole_file(Path(folder) / FILE) as temporary_file:
+            pq.write_table(sample_table, temporary_file)
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
@@ -182,12 +182,12 @@ def read_samples(folder: str | Path) -> Samples:
         tensors = {name: torch.tensor(table[name].to_numpy()) for name in tensor_names}
         block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
         answers = {name: table[f"answer/{name}"].to_pylist() for name in block_names}
-        correct = {name: tensors[f"correct/{name}"].double() for name in block_names}
+        correct_by_block = {name: tensors[f"correct/{name}"].double() for name in block_names}
         confidence_n = tensors.get("confidence", torch.full((len(table),), torch.nan)).double()
         rewards = {name.removeprefix(OF_REWARD): column for name, column in tensors.items() if name.startswith(OF_REWARD)}
         refusal_n, score_n = tensors.get("refusal"), tensors.get(schema.SCORE)
         return Samples(
-            tensors["prompt"], answers, correct, confidence_n, tensors["well_formed"], refusal_n, score_n, rewards
+            tensors["prompt"], answers, correct_by_block, confidence_n, tensors["well_formed"], refusal_n, score_n, rewards
         )
     except FileNotFoundError:
         raise DataError(f"The evaluation '{file}' does not exist; write it with: spanwise eval {folder}") from None
@@ -220,9 +220,9 @@ def _check_sizes(samples: Mapping[str, Samples]) -> None:
     largest_run = max(sizes, key=lambda run: sizes[run][1], default="")
     for run in sizes:
         if sizes[run] != sizes[largest_run]:
-            prompts, completions = sizes[largest_run]
+            prompt_count, completion_count = sizes[largest_run]
             size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run]))
             raise DataError(
                 f"The evaluations of '{run}' ({size}) and '{largest_run}' ({largest_size}) differ in size. Evaluate "
-                f"'{run}' again: spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
+                f"'{run}' again: spanwise eval {run} --prompts {prompt_count} --samples {completion_count // max(prompt_count, 1)}"
             )

@@ -104,27 +104,27 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Roller:
     """Build the `Roller` that samples completions of a task."""
-    longest = recipe.max_completion_length or task.max_completion_length
+    max_length = recipe.max_completion_length or task.max_completion_length
     given_options = {name: recipe.trainer[name] for name in SAMPLING if name in recipe.trainer}
     if given_options.get("top_k") == -1:  # in vLLM, -1 switches `top_k` off
         given_options["top_k"] = 0
     if not recipe.trainer.get("use_vllm"):  # `generate` does not know vLLM's options
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
-    correct_entries = [entry for entry in recipe.objectives or () if entry.get("reward") == "correct"]
-    own_options = (correct_entries or [{}])[-1].get("options") or {}  # those of the last one, whose tag `answer_tags` reads
-    tags = recipe.answer_tags
-    verdict_options = {"tag": tags["answer"], **recipe.verifier, **own_options}
+    correct_entries = [objective for objective in recipe.objectives or () if objective.get("reward") == "correct"]
+    own_options = (correct_entries or [{}])[-1].get("options") or {}  # the last one, as in `answer_tags`
+    answer_tags = recipe.answer_tags
+    verdict_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     return Roller(
         model,
         tokenizer,
         task,
         recipe.temperature,
-        longest,
+        max_length,
         given_options,
         template_options,
         verdict_options,
-        tags["confidence"],
+        answer_tags["confidence"],
     )
 
 
@@ -143,10 +143,10 @@ def load_model(source: Path | str) -> tuple[Any, Any]:
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise
-            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)  # it reads images, too
+            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)  # a model for images
         tokenizer = AutoTokenizer.from_pretrained(str(source), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
         raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # pad as TRL does
+        tokenizer.pad_token = tokenizer.eos_token  # TRL pads with the end token, too
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer

@@ -110,7 +110,7 @@ def run_folder(
 def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) -> str:
     """Remove checkpoints that a full disk cut short. Say which file was not written, and how to go on."""
     last_checkpoint, checkpoint_faults = newest_checkpoint(run / "checkpoints")
-    damaged_folders = (run / "checkpoints" / name for name in checkpoint_faults)
+    damaged_folders = (run / "checkpoints" / checkpoint_name for checkpoint_name in checkpoint_faults)
     half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]
     error_file = error.filename if isinstance(error, OSError) else None
     unwritten_folder = half_written_folders[0] if half_written_folders else run

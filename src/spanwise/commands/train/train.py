@@ -80,11 +80,11 @@ def train(
         folder = RunFolder(run_path)
         task = make_task(recipe, console)
         trainer_args = trainer_config(recipe, task)
-        settings = resolved(recipe, scheme)
+        resolved_recipe = resolved(recipe, scheme)
         updates_per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
         resumed_step, earlier_metrics = None, []
         if checkpoint is not None:
-            resumed_step, earlier_metrics = history_of(checkpoint, settings, per_batch=updates_per_batch)
+            resumed_step, earlier_metrics = history_of(checkpoint, resolved_recipe, per_batch=updates_per_batch)
         recorder = Recorder(recipe, task, folder, console, title, earlier_metrics, per_batch=updates_per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
@@ -95,13 +95,13 @@ def train(
             critic=recipe.modes.get("critic"),
             callbacks=[recorder, *callbacks],
         )
-        trainer.settings = settings
+        trainer.settings = resolved_recipe
         for callback_class in (PrinterCallback, ProgressCallback) if trainer_args.log_metrics == "few" else ():
             trainer.remove_callback(callback_class)  # the recorder shows the progress in place of TRL's callbacks
         is_main_process = trainer.accelerator.is_main_process
         critic = trainer.critic
         if is_main_process:
-            folder.begin(settings, step=resumed_step, history=earlier_metrics)
+            folder.begin(resolved_recipe, step=resumed_step, history=earlier_metrics)
             if critic is not None:
                 policy = trainer.accelerator.unwrap_model(trainer.model)
                 critic_mb, policy_mb = megabytes(critic.model), megabytes(policy)
@@ -214,7 +214,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
             f"(A fifth of its prompts, at least 1 and at most 512, is kept for evaluation.) "
             f"Add rows, or set --prompts to {len(task.train)}."
         )
-    on_cpu = not torch.cuda.is_available()
+    has_no_gpu = not torch.cuda.is_available()
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
     mini_batch_size = recipe.prompts * recipe.group_size // recipe.mini_batches
     rank_batch_size = mini_batch_size // process_count
@@ -222,8 +222,8 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     micro_batch_size = recipe.micro_batch or default_micro_batch_size
     accumulation_steps = mini_batch_size // (micro_batch_size * process_count)
     # A recipe may use the old name of this option, and older versions of transformers have only that one.
-    is_renamed = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
-    checkpointing_name = "gradient" if not is_renamed or "gradient_checkpointing" in recipe.trainer else "activation"
+    option_is_renamed = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
+    checkpointing_name = "gradient" if not option_is_renamed or "gradient_checkpointing" in recipe.trainer else "activation"
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
         "per_device_train_batch_size": micro_batch_size,
@@ -241,9 +241,9 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "temperature": recipe.temperature,
         "seed": recipe.seed,
         "save_strategy": "steps" if recipe.save_every else "no",
-        "use_cpu": on_cpu,
-        "bf16": not on_cpu,
-        f"{checkpointing_name}_checkpointing": not on_cpu,
+        "use_cpu": has_no_gpu,
+        "bf16": not has_no_gpu,
+        f"{checkpointing_name}_checkpointing": not has_no_gpu,
         "report_to": recipe.report_to,
         "disable_tqdm": True,
     }

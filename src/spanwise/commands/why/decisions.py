@@ -54,9 +54,9 @@ def _cut_segments(
         is_trained_t = np.ones(len(logp_t), dtype=bool)
         decision_positions = opening_tokens(segments, logp_t, is_trained_t)
         decision_counts.append(len(decision_positions))
-        for first, last in pairwise([*decision_positions, len(value_t) - 1]):
-            if last > first and np.isfinite(value_t[first : last + 1]).all():
-                segment_values.append(value_t[first : last + 1].astype(np.float64))
+        for segment_start, segment_end in pairwise([*decision_positions, len(value_t) - 1]):
+            if segment_end > segment_start and np.isfinite(value_t[segment_start : segment_end + 1]).all():
+                segment_values.append(value_t[segment_start : segment_end + 1].astype(np.float64))
                 segment_rewards.append(reward_n[n])
     return decision_counts, segment_values, segment_rewards
 

@@ -65,7 +65,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=verdict_n, rollout_n=table.rollout_n)
         else:
             reason_nk = zero_reasons(arm.credit, scheme_by_method[arm.name])
-        advantage_parts = [arm.advantages(table, *rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)]
+        advantage_parts = [arm.advantages(table, *row_range) for row_range in fitting_runs(table.tokens.lengths, AT_A_TIME)]
         adv_v, block_v = torch.from_numpy(np.concatenate(advantage_parts)), torch.from_numpy(arm.file_spans.block_v)
         tally_by_method[arm.name] = tally_zeros(
             reason_nk,
@@ -89,11 +89,11 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
             "such a token. To see one of them, give --completion ROW."),
     )  # fmt: skip
     for name, tally in zeros.items():
-        for position, count in enumerate(tally.counts(examples)):
+        for tally_position, count in enumerate(tally.counts(examples)):
             reason_text = _reason_words(count.reason, count.objective)
             token_share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
             rows_text = _row_list(count.rows, more=count.has_more_rows)
-            method_cell = escape(name) if position == 0 else ""
+            method_cell = escape(name) if tally_position == 0 else ""
             counts_table.add_row(method_cell, reason_text, str(count.completions), str(count.tokens), token_share, rows_text)
         counts_table.add_row(
             "", "all", str(len(tally.key_n)), str(len(tally.key_v)), "100.0%", style="bold", end_section=True
@@ -108,7 +108,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     present_nk = result.file_spans.length_nk > 0
     is_all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
     for tally in zeros.values():
-        is_all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
+        is_all_wrong_n |= torch.tensor([reason_of(reason_key) is Zero.ALL_WRONG for reason_key in tally.key_n.tolist()])
     is_faulty_n = is_all_wrong_n & (fault_n != 0)
     if bool(is_faulty_n.any()):
         tokens = result.table.tokens
@@ -133,7 +133,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(rows_by_missing_block) > _NAMED:
         missing_blocks_text = ", ".join(f"{name}: {len(rows)}" for name, rows in rows_by_missing_block.items())
         block_faults = [f"Some of {len(is_missing_nk)} completions lack a block ({missing_blocks_text})"]
-    parts += (f"{lack}. A reward that pays a missing block has no token to credit." for lack in block_faults)
+    parts += (f"{fault_text}. A reward that pays a missing block has no token to credit." for fault_text in block_faults)
     return parts
 
 
@@ -141,10 +141,10 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
     """Describe one completion with its group, rewards and tokens."""
     table, scores = result.table, result.scores
     group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
-    heading = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
+    heading_text = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
     rows_text = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
     prompt_text = display_prompt(table.prompts[n])
-    description: list[Table | str] = [f"{heading}, compared with rows {rows_text}; prompt {prompt_text!r:.200}"]
+    description: list[Table | str] = [f"{heading_text}, compared with rows {rows_text}; prompt {prompt_text!r:.200}"]
     fault_bits = int(result.file_spans.fault_n[n])
     if fault_names := [fault.name.lower() for fault in Fault if fault.name and fault_bits & fault]:
         description.append(f"Its tags: {', '.join(fault_names)}.")

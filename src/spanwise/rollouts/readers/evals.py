@@ -39,8 +39,8 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
         f"In {later_turn_count} of {sample_count} samples the model spoke before the last user message. There, the "
         "completion is only what follows that message."
     )
-    notes = [no_completion_note if skipped_count else "", later_turn_note if later_turn_count else ""]
-    return samples.table("Inspect", path, tokens, keys=samples.values("key"), notes=notes)
+    table_notes = [no_completion_note if skipped_count else "", later_turn_note if later_turn_count else ""]
+    return samples.table("Inspect", path, tokens, keys=samples.values("key"), notes=table_notes)
 
 
 def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
@@ -108,11 +108,11 @@ def _check_archive(file: Path) -> None:
     if not zipfile.is_zipfile(file):
         raise ValueError("the file is not a complete zip archive")
     with zipfile.ZipFile(file) as archive:
-        names = archive.namelist()
-    if not {"header.json", "_journal/start.json"} & {*names}:
+        member_names = archive.namelist()
+    if not {"header.json", "_journal/start.json"} & {*member_names}:
         raise DataError(
-            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(names[:3]) or 'nothing'}. Give a log "
-            "that inspect eval wrote."
+            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(member_names[:3]) or 'nothing'}. Give "
+            "a log that inspect eval wrote."
         )
 
 
@@ -129,7 +129,7 @@ def _read_members(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects in some files of an archive, without their field `events`."""
     with zipfile.ZipFile(file) as archive:
         for name in names:
-            yield {key: entry for key, entry in json.loads(archive.read(name)).items() if key != "events"}
+            yield {key: field for key, field in json.loads(archive.read(name)).items() if key != "events"}
 
 
 def _to_message(message: Any) -> dict[str, Any]:
@@ -148,13 +148,13 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
     reward_values: dict[str, Any] = {}
     for name, score in scores.items():
         score_entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
-        for key, value in score_entries.items():
-            reward_values[f"{name}.{key}" if key else name] = score_number(value)
+        for entry_name, value in score_entries.items():
+            reward_values[f"{name}.{entry_name}" if entry_name else name] = score_number(value)
     return reward_values
 
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read `samples_*.jsonl`. Each response to a document is a completion, and each filter's metric is a reward."""
+    """Read lm-evaluation-harness's samples. Each response to a document is a completion, each filter's metric a reward."""
     responses = Collected()
     tokens = tokenize(_lm_eval_responses(files, responses), tokenizer)
     reward_columns = responses.rewards.columns

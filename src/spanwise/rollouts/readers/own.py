@@ -107,7 +107,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 def _parse_answer(cell: Any) -> Any:
-    """Return a gold answer. The JSON of a list with one text becomes that list again, because rewards read its entry."""
+    """Parse the cell of a gold answer. The JSON of a list with one text becomes that list again, because rewards read its entry."""
     if not (isinstance(cell, str) and cell.startswith('["')):
         return cell
     answers = parse_literal(cell)
@@ -192,8 +192,8 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
         status_words = table[status_column].to_pylist() if has_statuses else ["unscored"] * len(table)
         for row, word in enumerate(status_words):
             if word not in status_of_word:
-                problem = f"Completion {row} of '{path}' has '{word}' in column '{status_column}'"
-                raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
+                status_problem = f"Completion {row} of '{path}' has '{word}' in column '{status_column}'"
+                raise DataError(f"{status_problem}; a status is one of {', '.join(status_of_word)}.")
         reward_cells = table[schema.column("reward", name)].to_pylist()
         refuse_words(path, schema.column("reward", name), reward_cells)
         rewards[name] = Reward.of([*map(finite, reward_cells)], status=[status_of_word[word] for word in status_words])

@@ -171,9 +171,9 @@ def _read_columns(
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
     repeated_count = len(files) - len(kept_files)
-    note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
+    repeats_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
     table = read_columns(partial(parquet_pieces, path, kept_files), on_disk_names)
-    return "TRL" if is_trl else "parquet", table, note if repeated_count else ""
+    return "TRL" if is_trl else "parquet", table, repeats_note if repeated_count else ""
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
@@ -208,10 +208,10 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
     for role, name in role_columns.items():
         if role not in NAMES:
             raise RecipeError(unknown("role of --columns", role, NAMES))
-        first_role = role_of_column.setdefault(name, role)
-        if first_role != role and {first_role, role} != {"prompt", "group"}:
+        earlier_role = role_of_column.setdefault(name, role)
+        if earlier_role != role and {earlier_role, role} != {"prompt", "group"}:
             raise RecipeError(
-                f"--columns gives column '{name}' two roles, {first_role} and {role}; give each role its own column."
+                f"--columns gives column '{name}' two roles, {earlier_role} and {role}; give each role its own column."
             )
     if {"completion", "completions"} <= role_columns.keys():
         raise RecipeError(
@@ -224,8 +224,8 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
     """Find the column for each role, such as prompt."""
     names_text = ", ".join(map(str, names[:12])) or "(none)"
-    more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    table_text = f"'{path}' has the columns {names_text}{more_text}"
+    more_names_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    table_text = f"'{path}' has the columns {names_text}{more_names_text}"
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {table_text}. {unknown('column', name, names).split(' Known: ')[0]}")
@@ -268,15 +268,15 @@ def _list_completions(cell: Any) -> list[Any]:
                 "several completions as a list of texts, or as a list of lists of messages"
             )
         return [cell]
-    items = cell if isinstance(cell, (list, tuple)) else [cell]
-    entries = [[item] if cells.is_message(item) else item for item in items]
-    if any(isinstance(item, (list, tuple, dict)) and not cells.is_chat(item) for item in entries):
+    cell_items = cell if isinstance(cell, (list, tuple)) else [cell]
+    completions = [[item] if cells.is_message(item) else item for item in cell_items]
+    if any(isinstance(item, (list, tuple, dict)) and not cells.is_chat(item) for item in completions):
         raise cells.FieldError(
             "a completion must be a text, or a list of messages such as {'role': 'assistant', 'content': '...'}"
         )
-    for entry in filter(cells.is_chat, entries):
-        cells.check_speaker(entry)
-    return entries
+    for chat in filter(cells.is_chat, completions):
+        cells.check_speaker(chat)
+    return completions
 
 
 def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
@@ -312,8 +312,8 @@ class _PlainTable:
             prompts = cells.parse_literals(table[roles["prompt"]], cells.is_chat_or_message)
         is_expected_cell = cells.is_list if "completions" in roles else cells.is_chat_or_message
         completion_cells = cells.parse_literals(table[completion_column], is_expected_cell)
-        for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
-            with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}'"):
+        for row, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
+            with cells.at_place(f"Row {row} of '{self.path}' has {cell!r:.80} in column '{completion_column}'"):
                 if is_conversation:
                     prompt, completions = _split_conversation(cell)
                 else:
@@ -321,11 +321,11 @@ class _PlainTable:
             filled_entries = [(k, entry) for k, entry in enumerate(completions) if not cells.is_empty(entry)]
             if filled_entries and cells.is_empty(prompt) and "group" not in roles:
                 raise DataError(
-                    f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill the cell or drop the row."
+                    f"Row {row} of '{self.path}' has nothing in column '{roles['prompt']}'; fill the cell or drop the row."
                 )
             text = cells.prompt_text(prompt) if filled_entries else ""
             for k, completion in filled_entries:
-                self.sources.append(CompletionSource(n, k, len(completions), prompt_texts.setdefault(text, text)))
+                self.sources.append(CompletionSource(row, k, len(completions), prompt_texts.setdefault(text, text)))
                 yield cells.completion_parts(completion)
 
     def expand_columns(self) -> dict[str, list[Any]]:

@@ -43,8 +43,8 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         f"{ungrouped_count} of {len(groups)} samples have no group_index, so samples with the same prompt form a group."
     )
     rollout_keys = [("sample", n) if rollout is None else rollout for n, rollout in enumerate(samples.values("rollout"))]
-    keys, notes = (None, [no_group_note]) if ungrouped_count else (groups, [])
-    rollout_table = samples.table("slime", path, tokens, keys=keys, rollouts=rollout_keys, notes=notes)
+    group_keys, table_notes = (None, [no_group_note]) if ungrouped_count else (groups, [])
+    rollout_table = samples.table("slime", path, tokens, keys=group_keys, rollouts=rollout_keys, notes=table_notes)
     learned_flags = samples.values("learned")
     logp_v = samples.tokens.numbers(schema.LOGP)
     as_recorded = rollout_table.as_recorded
@@ -85,8 +85,8 @@ def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[fl
     dump = _load(source)
     for sample in dump["samples"]:
         sample["metadata"] = {**(sample.get("metadata") or {}), _ADVANTAGES: list(next(advantage_rows))}
-    with whole_file(file) as temporary:
-        torch.save(dump, temporary)
+    with whole_file(file) as temporary_file:
+        torch.save(dump, temporary_file)
 
 
 def _load(file: Path) -> dict[str, Any]:

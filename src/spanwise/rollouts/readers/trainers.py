@@ -72,9 +72,9 @@ def _read_outputs(files: Sequence[Path], rows: ColumnBuilder) -> Iterator[cells.
 
 def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a verl record with prompt and output as text and the step as a number."""
-    for key in VERL_REQUIRED:
-        if key not in record:
-            raise cells.missing_field(key, record)
+    for required_field in VERL_REQUIRED:
+        if required_field not in record:
+            raise cells.missing_field(required_field, record)
     return {
         **record,
         "input": cells.prompt_text(record["input"]),
@@ -120,8 +120,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
-    notes = [branch_note if branched_count else "", _unanswered_note(episode_errors)]
-    rollout_table = branches.table("verifiers", path, tokens, keys=branches.values("key"), notes=notes)
+    table_notes = [branch_note if branched_count else "", _unanswered_note(episode_errors)]
+    rollout_table = branches.table("verifiers", path, tokens, keys=branches.values("key"), notes=table_notes)
     return replace(
         rollout_table,
         tokenizer=Path(tokenizer) if has_token_ids and tokenizer else None,
@@ -161,14 +161,14 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
     if not error_counts:
         return ""
     commonest_error, error_count = error_counts.most_common(1)[0]
-    cause_text = f" {error_count} of them failed with {commonest_error}." if commonest_error else ""
+    cause_text = f" {error_count} of these episodes failed with {commonest_error}." if commonest_error else ""
     return f"{error_counts.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause_text}"
 
 
 def _first_error(record: Mapping[str, Any]) -> str:
     """Return the text of the first error in an episode."""
     traces = [trace for trace in record.get("traces") or () if isinstance(trace, Mapping)]
-    error_lists = ((*(entry.get("errors") or ()), entry.get("error")) for entry in (record, *traces))
+    error_lists = ((*(source.get("errors") or ()), source.get("error")) for source in (record, *traces))
     first_error = next(filter(None, chain.from_iterable(error_lists)), "")
     if not isinstance(first_error, Mapping):
         return str(first_error)
@@ -184,7 +184,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each trained branch of an episode. It starts at the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
-        task_columns = {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))}
+        task_columns = {field_name: field for field_name, field in trace.task.items() if not isinstance(field, (dict, list))}
         task_columns["answer"] = cells.answer_text(trace.task.get("answer"))
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens = branch_tokens([node_tokens(trace, i) for i in nodes])
