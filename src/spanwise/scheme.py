@@ -161,7 +161,7 @@ class Scheme:
 
     @property
     def default_scope(self) -> ScopeName:
-        """The scope of an objective without a `scope`: the turn under methods of steps, else the whole rollout."""
+        """The scope of an objective that names none: the turn if the method credits steps, else the whole rollout."""
         return "turn" if self.entry.kind == "step" else "rollout"
 
     @property

@@ -211,7 +211,7 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     omission_text = "A completion without the block gets no reward and loses nothing."
     if if_missing is not None:
         omission_text = f"A completion without the block gets if_missing, {if_missing:g}, instead."
-    remedy = "To make such rewards count, let the objective pay a block that is never missing."
+    remedy = "To let such rewards count, name a block that no completion lacks in the objective's 'pays'."
     if min_reward == max_reward:
         remedy = f"To make such rewards count, set if_missing={min_reward:g}."
     return (

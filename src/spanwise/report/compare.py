@@ -166,7 +166,7 @@ def compare_finding(comparison: ArmComparison) -> str:
 
 
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
-    """State the clear differences in one figure. If there are none, state the one that is closest to clear."""
+    """State the clear differences between runs in one figure, such as the accuracy, or else the clearest difference."""
     differences = [d for d in comparison.differences if d.figure == name]
     meaningful_differences = [d for d in differences if not _is_meaningless(comparison, d)]
     figure_label = parts.figure_name(name)

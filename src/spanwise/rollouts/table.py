@@ -105,7 +105,7 @@ class AsRecorded(NamedTuple):
     says: str  # A text for the user that says what `value` holds.
     value: Float[np.ndarray, " v"]  # One number per completion, or per token if `by_token`.
     shares: bool = False  # True if the credit is already divided among the tokens.
-    #: The recorded credit of each block. The entry `stop` is the credit for leaving out all rewarded blocks.
+    #: The credit that the file records for each block. The entry `stop` is the credit for ending without a rewarded block.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 

@@ -41,7 +41,7 @@ _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++))[eE]([+-]?[0-9]
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
-#: The value of a text that is not JSON.
+#: Stands for the parsed value of a text that is not JSON.
 MISSING = object()
 #: JSON Schema keywords that are checked in linear time. Others, such as `pattern`, may take far longer.
 _LINEAR = {

@@ -343,15 +343,15 @@ def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
     steps_per_exercise = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
     step_codes = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()
-    exercise_pairs = []
+    starts_and_ends = []
     for digit, codes in zip(start_digits, step_codes, strict=True):
         exercise_text = ""
         for step in (f"{OPERATORS[code // 9]}{code % 9 + 1}" for code in codes):
             exercise_text += f"{digit}{step}="
             digit = apply_step(digit, step)
             exercise_text += f"{digit}_"
-        exercise_pairs.append((exercise_text[:4], exercise_text[4:]))
-    return exercise_pairs
+        starts_and_ends.append((exercise_text[:4], exercise_text[4:]))
+    return starts_and_ends
 
 
 _draw_long = partial(draw_chains, kind=LongProblems, operator_share=LONG_SHARE, plus=LONG_PLUS, each_step=True)

@@ -67,7 +67,7 @@ class InvoiceProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The letters, each with a line break at its end."""
+        """The text of each English letter, with a line break at its end."""
         return [f"{letter}\n" for letter in self.letter_n]
 
 

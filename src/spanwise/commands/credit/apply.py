@@ -464,7 +464,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     elif recorded_numbers.by_token:
         credit_sum_parts: list[Tensor] = []
         token_adv_v = disk_zeros(len(table.tokens.values), np.float32)
-        for row_range in (slice(*rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)):
+        for row_range in (slice(*bounds) for bounds in fitting_runs(table.tokens.lengths, AT_A_TIME)):
             token_index_rt = table.tokens.places(row_range)
             block_column_rt = gather(token_index_rt, file_spans.block_v, -1).long() + 1
             credit_sum_rk = torch.zeros(len(token_index_rt), len(file_spans.names) + 1).double()

@@ -33,7 +33,7 @@ PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 
 @dataclass(frozen=True)
 class Arms:
-    """The methods that credit a rollout file, and the columns with their rewards."""
+    """The methods that `spanwise credit` applies to a rollout file, and the columns that hold their rewards."""
 
     layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]

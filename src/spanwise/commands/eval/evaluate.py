@@ -74,8 +74,8 @@ def evaluate(
         prompt_ids_n = [ids for ids in roller.prompt_ids(prompt_rows) for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     answers = {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering_blocks}
-    first_answers = next(iter(answers.values()), [None] * len(texts))
-    refusal_n = torch.tensor([is_refusal(answer) for answer in first_answers]) if is_digits_task else None
+    first_block_answers = next(iter(answers.values()), [None] * len(texts))
+    refusal_n = torch.tensor([is_refusal(answer) for answer in first_block_answers]) if is_digits_task else None
     confidence_n = stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"])
     is_well_formed_n = spans.fault_n == 0
     return Samples(row_n, answers, verdict_by_block, confidence_n, is_well_formed_n, refusal_n, score_n, reward_by_objective)

@@ -142,7 +142,7 @@ class UnpackedBatch:
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
         if self.split_n.any():
-            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # all 0 in rows not split into turns
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # 0 at each token of an unsplit row
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_index_n)

@@ -153,7 +153,7 @@ class Critic:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
             place_sentence = "These values are in completions of another process."
             if faulty_rows:
-                place_sentence = f"The first such value is in completion {faulty_rows[0]}."
+                place_sentence = f"The first value that is not finite is in completion {faulty_rows[0]}."
             raise self._diverged(f"{nonfinite_count:g} of the critic's values are not finite. {place_sentence}")
 
     def _diverged(self, problem: str) -> DivergedError:

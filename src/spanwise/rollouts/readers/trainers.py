@@ -103,7 +103,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         has_token_ids = len(branches.fields) > 0 and all(branches.values("has_ids"))
         if has_token_ids:
             tokens = branches.load_tokens(tokenizer)
-        else:  # without token ids, read the texts again and split them
+        else:  # without token ids, read the files again for their texts, and split these
             tokens = tokenize(_read_branches(files, Collected(), [], keep_ids=False), tokenizer)
     if tokenizer is None and any(branches.values("has_ids")):
         tokens = tokens._replace(note=PER_WORD)
