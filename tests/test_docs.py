@@ -77,6 +77,12 @@ def test_links_lead_somewhere(page):
             assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings], target
 
 
+def test_no_line_is_a_comment_to_the_site():
+    """Sphinx leaves out a line that begins with a percent sign, even within a paragraph."""
+    prose = {page: re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M) for page in PAGES}
+    assert [(page.name, line) for page, text in prose.items() for line in re.findall(r"^ *%.*", text, re.M)] == []
+
+
 def test_two_pages_give_the_numbers_they_promise(page_runs):
     namespace = page_runs(HOWTO / "without_a_trainer.md")
     # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
