@@ -110,7 +110,9 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
-    usage = "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. TOKENS is the mean rollout length."
+    usage = (
+        "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. TOKENS is the mean rollout length."
+    )
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])
     sys.argv[1:] = arguments[2:]
