@@ -256,8 +256,9 @@ def test_the_completion_whose_values_are_lost_is_named(options):
     ids, strange = rows.ids_nl.clone(), 9  # which no question has
     ids[17, int(rows.attention_nl[17].nonzero()[-1])] = strange
     critic.model.model.get_input_embeddings().weight.data[strange] = NAN
+    sentences = r"\d+ of the critic's values are not finite. The first value that is not finite is in completion 17"
     for fit in (False, True):
-        with pytest.raises(DivergedError, match=r"\d+ of the critic's values are not finite. The first .* in completion 17"):
+        with pytest.raises(DivergedError, match=sentences):
             small.learn(critic, replace(rows, ids_nl=ids), streams, fit=fit)
 
 
