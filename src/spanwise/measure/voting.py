@@ -190,14 +190,18 @@ def _expected_accuracies(
     correctness_m = torch.where(is_judged_m, correctness_m, vote_am.T @ accuracy_a)
     right_count = int((correctness_m > 0.5).sum())
     weight_m = confidence_m.nan_to_num(nan=0.0)
+    possible_sample_counts = {n for n in budgets if n <= total and bool(is_judged_m.any())}
+    voter_weights = [torch.ones_like(weight_m), weight_m][: 1 + ("weighted" in ways)]
+    vote_accuracies = {
+        n: _vote(vote_am, accuracy_a, voter_weights, _draw_subsets(total, n, subsets, seed)) for n in possible_sample_counts
+    }
     accuracy_of_way: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correctness_m.mean()),
         "pass@k": lambda n: 1 - math.comb(total - right_count, n) / math.comb(total, n),
-        "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(total, n, subsets, seed)),
-        "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(total, n, subsets, seed)),
+        "majority": lambda n: vote_accuracies[n][0],
+        "weighted": lambda n: vote_accuracies[n][1],
         "maxconf": lambda n: _choose_highest(correctness_m, confidence_m, n),
     }
-    possible_sample_counts = {n for n in budgets if n <= total and bool(is_judged_m.any())}
     return {way: [accuracy_of_way[way](n) if n in possible_sample_counts else math.nan for n in budgets] for way in ways}
 
 
@@ -212,19 +216,20 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     return correct_sum / math.comb(len(score_m), n)
 
 
-def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
-    """Return the mean correctness of the answers that win the vote in each subset of samples. Ties count equally."""
+def _vote(vote_am: Tensor, value_a: Tensor, weights: list[Tensor], subsets: Iterator[Float[Tensor, "m s"]]) -> list[float]:
+    """Return, for each weighting, the mean correctness of the answers that win the vote in a subset. Ties count equally."""
     if not len(value_a):
-        return 0.0
-    vote_weight_am = vote_am * (weight_m * _MICRO).round()  # whole numbers, so that sums and ties are exact
-    correct_sum, subset_count = 0.0, 0
+        return [0.0 for _ in weights]
+    vote_weights = [vote_am * (weight_m * _MICRO).round() for weight_m in weights]  # whole numbers: sums and ties are exact
+    correct_sums, subset_count = [0.0 for _ in weights], 0
     for subset_ms in subsets:
         has_vote_as = vote_am @ subset_ms > 0
-        answer_weight_as = vote_weight_am @ subset_ms
-        winner_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
-        correct_sum += float((value_a @ winner_as / winner_as.sum(dim=0).clamp_(min=1)).sum())
+        for index, vote_weight_am in enumerate(vote_weights):
+            answer_weight_as = vote_weight_am @ subset_ms
+            winner_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
+            correct_sums[index] += float((value_a @ winner_as / winner_as.sum(dim=0).clamp_(min=1)).sum())
         subset_count += subset_ms.shape[1]
-    return correct_sum / subset_count
+    return [correct_sum / subset_count for correct_sum in correct_sums]
 
 
 def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
@@ -235,7 +240,8 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
     generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each pair of m and n has its own subsets
     for first_subset in range(0, most, 4096):
         random_ms = torch.rand(m, min(4096, most - first_subset), generator=generator)
-        yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, random_ms.topk(n, dim=0).indices, 1.0)
+        chosen_ns = random_ms.topk(n, dim=0, sorted=False).indices
+        yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
 
 
 @lru_cache(maxsize=64)
