@@ -121,9 +121,10 @@ def test_a_function_that_a_recipe_names_is_shown_before_it_runs(tmp_path, capfd,
 
 #: How a folder names code, from where a command looks at it, and whether the folder is a whole run.
 NAMED = [
-    ("reward", "evil.py:reward", "inside", True), ("reward", "evil.py:reward", "above", False),
-    ("reward", "evil:reward", "above", False), ("reward", "data.evil:reward", "above", True),
-    ("reward", "hostile_run.evil:reward", "above", True), ("given", "evil.py:fact", "inside", True),
+    ("reward", "evil.py:reward", "inside", True), ("given", "evil.py:fact", "inside", True),
+    ("reward", "hostile_run.evil:reward", "above", True),
+    *[pytest.param("reward", *named, marks=pytest.mark.long)
+      for named in [("evil.py:reward", "above", False), ("evil:reward", "above", False), ("data.evil:reward", "above", True)]],
 ]  # fmt: skip
 
 

@@ -89,11 +89,15 @@ def test_figures_of_training_evaluation_and_demo(width):
     assert printed(*interval_table("runs/a", intervals), width=width).count("0.100 to 0.150") == len(names)
 
 
-@widths
-def test_votes_and_methods(width):
+@pytest.fixture(scope="module")
+def votes():
     right_n, said_n = (torch.arange(64) % 3 == 0).double(), torch.tensor(numbers(64)).double()
     prompts, answers = [n // 32 for n in range(64)], [str(n % 5) for n in range(64)]
-    votes = voting(answers, said_n, right_n, prompts=prompts, resamples=5)
+    return voting(answers, said_n, right_n, prompts=prompts, resamples=5)
+
+
+@widths
+def test_votes_and_methods(width, votes):
     check(vote_table("accuracy of a vote", votes), width)
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
     table = methods_table()

@@ -282,8 +282,13 @@ COMPARES = {"properties": {"a": {"uniqueItems": True}}}
     ("schema", "right_and_wrong", "long"),
     [
         (BACKTRACKS, ['{"a": "so it is"}', '{"a": "!"}'], json.dumps({"a": "x" * 40 + "!"})),
-        (COMPARES, ['{"a": [{}, {"k": 2}]}', '{"a": [{}, {}]}'], json.dumps({"a": [{"k": n} for n in range(8000)]})),
-        (doubled(30), [], "{}"),
+        pytest.param(
+            COMPARES,
+            ['{"a": [{}, {"k": 2}]}', '{"a": [{}, {}]}'],
+            json.dumps({"a": [{"k": n} for n in range(8000)]}),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(doubled(30), [], "{}", marks=pytest.mark.long),
     ],
 )
 def test_a_value_that_takes_a_schema_too_long_is_stopped_and_costs_itself_alone(schema, right_and_wrong, long):
@@ -347,6 +352,7 @@ def test_tests_are_code_or_a_list_of_it_and_what_calls_nothing_is_none():
     same(scored("runs", "fix", text, columns={"tests": cells}, tests="tests", **RUN_LIMITS), rights)
 
 
+@pytest.mark.long
 def test_values_are_compared_as_python_compares_them_outside_of_the_process_that_ran_the_code():
     limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
     code = (

@@ -76,7 +76,15 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("case", HONEST)
+#: One case of each kind; each case starts processes, so `make test-long` runs the others.
+OFTEN = ("asserts", "an exception", "unittest", "f() == 5", "its frames", "its sign", "_exit", "no end", "unittest patched")
+
+
+def cases(names):
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+@pytest.mark.parametrize("case", cases(HONEST))
 def test_right_code_passes_its_tests_and_wrong_code_fails_them(case):
     tests, right, wrong = HONEST[case]
     assert run(right, tests, **LIMITS) is True
@@ -215,7 +223,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("case", FORGED)
+@pytest.mark.parametrize("case", cases(FORGED))
 def test_code_cannot_judge_itself(case):
     code, tests = FORGED[case]
     assert run(code, tests, **{**LIMITS, "deadline": 1.0, "clock": 10.0}) is False
