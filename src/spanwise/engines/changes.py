@@ -30,7 +30,7 @@ def _same(name: str, old: Any, new: Any) -> bool:
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the options of rewards that change no verdict, such as a judge's address."""
+    """Return the settings without reward options that affect no verdict, such as the address of a judge model."""
     objectives = settings.get("objectives")
     if not isinstance(objectives, list):
         return dict(settings)

@@ -26,7 +26,7 @@ from spanwise.recipe import RecipeRule
 
 #: The fields of NeMo-RL's batch that reward functions do not get.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
-#: Maps NeMo-RL options to the value that each must have, and a sentence why.
+#: Maps NeMo-RL options to pairs: the option's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss."),
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss."),

@@ -45,7 +45,7 @@ class RecipeRun:
         tokenizer_source = tokenizer or model
         try:
             loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, trust_remote_code=False)
-        except Exception as error:  # transformers raises different error types
+        except Exception as error:  # transformers raises many types of errors for an unreadable tokenizer
             raise DataError(f"The tokenizer '{tokenizer_source}' cannot be read: {first_line(error)}.") from error
         vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_vocabulary_size(model))
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)

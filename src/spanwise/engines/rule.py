@@ -29,11 +29,11 @@ def read_rule(
     longest: int,  # The maximum number of tokens of a completion.
     get_setting: Callable[[str], Any],  # Returns the value of an engine's option, or None if it is not set.
     faults: Mapping[str, Any],
-    fixed: Mapping[str, tuple[Any, str]],  # Maps an engine's option to its required value and a sentence why.
+    fixed: Mapping[str, tuple[Any, str]],  # Maps an engine's option to its required value and the reason (a sentence).
     discounts: Mapping[str, str] = {},  # Maps the engine's discount options to those of the method.
     deviation: str = "",  # The name of the engine's option that divides by a group's standard deviation.
 ) -> tuple[RecipeRule, list[str]]:
-    """Load a recipe's rule of credit. Refuse engine settings that conflict with it. Also return warnings."""
+    """Load a recipe and its scheme (credit rule). Refuse engine settings that conflict with it. Also return warnings."""
     fixed_setting_faults = {
         f"{name} is {get_setting(name)}. {reason} Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()

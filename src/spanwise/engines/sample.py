@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from spanwise.modes.sequences import left_padded
 
-#: The most new tokens to sample in one batch. The cache of an 8B model takes 128 KB per token, so 17 GB.
+#: The most new tokens in one sampled batch. An 8B model's KV cache takes 128 KB per token, so 17 GB for 131,072 tokens.
 TOKENS = 131_072
 
 

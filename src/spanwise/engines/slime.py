@@ -30,7 +30,7 @@ HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Maps slime arguments to the value that each must have, and a sentence why.
+#: Maps slime arguments to pairs: the argument's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract the mean advantage of all tokens from every advantage."),
     "rewards_normalization": (True, "The recipe, not this setting, decides what a reward is compared with."),

@@ -32,7 +32,7 @@ _CANARY = f"Use unsloth 2026.10.9. {_INSTEAD}"
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
     """Move the value of each token to its column in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
-        return value_bt  # with images, Unsloth leaves every token in its column
+        return value_bt  # with images or videos, Unsloth's loss moves no token to another column
     prompt_ids_bp = inputs["prompt_ids"]
     ids_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1)
     padding_last_order_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
@@ -85,7 +85,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
 
 
 class _Packed(GRPOTrainer):
-    """A trainer between `SpanGRPOTrainer` and Unsloth's. It moves advantages to where Unsloth's loss reads them."""
+    """Moves advantages to where Unsloth's loss reads them. Inherited after `SpanGRPOTrainer`, before Unsloth's trainer."""
 
     args: Any
     processing_class: Any
@@ -143,7 +143,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             # Unsloth computes the gradient with the loss, and stores it in `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             advantage_bt = inputs["advantages"]
-            equal_logp_bt = torch.zeros_like(advantage_bt)  # makes every importance ratio 1
+            equal_logp_bt = torch.zeros_like(advantage_bt)  # equal log-probabilities make every importance ratio 1
             slope_bt = fold.surrogate_slope(equal_logp_bt, {"advantages": advantage_bt}, self.args)
             gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps

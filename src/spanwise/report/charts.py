@@ -107,7 +107,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 @_unchecked
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw the confidence that earns most under each baseline, against the true probability `x` of being right."""
+    """Draw which stated confidence earns the most credit under each baseline, by the probability `x` of being right."""
     curve_chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     curve_chart.layer.insert(0, _diagonal(_UNIT))
     return curve_chart
@@ -143,7 +143,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
 
 @_unchecked
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Draw horizontal bars with one line for each `name`. Rows have `name`, `series` and `value`."""
+    """Draw a horizontal bar chart that labels the bars of each `name` once. Rows have `name`, `series` and `value`."""
     row_names = _row_names(rows)
     value_axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     value_scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
@@ -263,7 +263,7 @@ def bands(
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """Turn a chart into invisible areas. The area under the pointer becomes visible and shows its tooltip."""
+    """Turn a chart into areas that are invisible except under the pointer, where the area shows its tooltip."""
     hover_area = chart.properties(name="hover").mark_rect(style="pointed")
     return hover_area.encode(**encoded, opacity=_HOVER_OPACITY).add_params(_POINTER)
 

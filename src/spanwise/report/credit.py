@@ -18,7 +18,7 @@ from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
-#: The headings of `summarise_credit`.
+#: The column headings for the numbers that `summarise_credit` returns.
 _HEADINGS = ("completions", "mean |credit|", "exactly 0", "lowest", "highest")
 
 

@@ -110,7 +110,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on how much later attempts raise the accuracy. Each chooses by majority vote."""
+    """Build the section on the accuracy of later attempts minus the first attempt's. Each chooses by majority vote."""
     first_attempt = next(iter(votes), "")
     curves_of_attempts = {name: curve_by_way["majority"] for name, curve_by_way in votes.items() if curve_by_way}
     difference_curves = {
@@ -140,7 +140,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
-    """Build the section with the token view. Without completions it is empty."""
+    """Build the section that shows the tokens of completions with their credit. Without completions it is empty."""
     return section(title, {"note": note}, body=token_view(view) if view is not None and view.completions else None)
 
 

@@ -22,7 +22,7 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # Significant digits of token values and probabilities.
-FEW = 2  # Significant digits for a column whose numbers change from token to token more than `MANY` times.
+FEW = 2  # Significant digits of token numbers if more than `MANY` tokens differ from the token before them.
 MANY = 200_000
 
 #: A compressed column has at most this many distinct words, because each becomes one Unicode code point.
@@ -82,7 +82,7 @@ def token_view(view: TokenView) -> Markup:
 
 
 def payload(view: TokenView) -> dict[str, Any]:
-    """Encode a token view as JSON data, with repeated values stored once."""
+    """Encode the completions, tokens and credit of a `TokenView` as JSON data, with repeated values stored once."""
     if not view.methods:
         raise DataError("A token view needs at least one method; none is given.")
     rows = view.completions
@@ -167,7 +167,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Compress columns with a number per token. `scale` is the absolute value that the page shows in full colour."""
+    """Compress lists of token numbers with `_coded`. `scale` is the absolute value that the page shows in full colour."""
     if all(column is None for column in columns):
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -190,7 +190,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     distinct_words = [word for word, _ in word_counts.most_common()]
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
-    code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # surrogates are left out
+    code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # UTF-8 encodes no surrogates
     code_of_word = {word: chr(point) for word, point in zip(distinct_words, code_points, strict=False)}
     unlisted_code = code_of_word.get("…", "")  # the code of "…" stands for all words that are not listed
     return {

@@ -76,7 +76,7 @@ def train_report(
     intervals = intervals or {}
     votes = votes or {}
     credit = credit or {}
-    samples_by_arm = {"": samples} if samples else {}  # a run counts as a single arm without a name
+    samples_by_arm = {"": samples} if samples else {}  # the report of a single run needs no name to tell runs apart
     batch_lines = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_lines, *points)), default=0)
@@ -209,7 +209,7 @@ def _headlines(
     first_point, last_point = (points[0], points[-1]) if points else ({}, {})
     headlines = []
     for name in _HEADLINE_FIGURES:
-        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # not every run has refusals or LaSeR scores
         is_measured = intervals.get(name) is not None or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
@@ -222,7 +222,7 @@ def _headlines(
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
-    """Return the small print of a headline: its interval and its value at the start."""
+    """Return the note below a headline number: its 95 % interval, and its value at the start of training."""
     interval_text = bounds_text(interval, show)
     note_lines = [f"95 %: {interval_text}"] if interval_text else []
     return "\n".join(note_lines if before is None else [*note_lines, f"{show(before)} {began}"])
@@ -237,7 +237,7 @@ def train_finding(
     rewards: Mapping[str, Sequence[float | None]] | None = None,
     of_batches: bool = True,
 ) -> str:
-    """Say how a run ended and where it started. Accuracy tells this, else rewards."""
+    """Report a run's last and first accuracy. Report rewards if the run has no evaluation or cannot measure accuracy."""
     intervals = intervals or {}
     unmeasured = unmeasured or {}
     rewards_clause = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
@@ -415,7 +415,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build headlines with the last value of each mode's main metric. A critic has one per output."""
+    """Build headlines with the last main metric of each mode, such as LaSeR or the critic. A critic has one per output."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
@@ -430,7 +430,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield each training mode that has a page section. Add the section and its metric prefixes."""
+    """Yield each mode (a feature such as LaSeR) that has a report section, with the section and its metric prefixes."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

@@ -29,7 +29,7 @@ class Rule:
     """The facts about a credit method that a report page explains."""
 
     kind: str = ""  # What the method credits: "block", "completion", "token" or "step"; "" if unknown.
-    about: str = ""  # A sentence about the method.
+    about: str = ""  # A sentence that describes the credit method.
     #: Maps an objective's name to its recipe fields, such as `pays`, `weight` and `baseline`.
     objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: str = ""  # the objective that the self-rewarding score is mixed with, or ""
@@ -126,7 +126,7 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 
 
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
-    """Say how one method treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
+    """Say how a method such as bae treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     advantages = [float(value) for value in row.advantages[method] if not math.isnan(value)]
     block_credit = credits(row, method, rule)
     stop_credit = row.stop.get(method)
@@ -213,7 +213,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain a compared number that is not a plain reward: a sum of rewards, or the number in place of a missing reward."""
+    """Explain a number that stands for a single reward: a sum of rewards, or the replacement of a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:

@@ -124,7 +124,7 @@ def answer_text(value: Any) -> str | list[Any] | None:
     if is_empty(value):
         return None
     if isinstance(value, list) and len(value) == 1:
-        return value  # a reward reads the entry of the list
+        return value  # a reward takes the only answer out of the list
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=object_text)
     return str(value)

@@ -35,7 +35,7 @@ class Collected:
         return self.fields.columns.get(name, [])
 
     def load_tokens(self, tokenizer: str | Path) -> TokenizedTexts:
-        """Return the file's own tokens, with the vocabulary of a folder's tokenizer."""
+        """Return the token ids that the rollout file holds, with the vocabulary of a tokenizer in a local folder."""
         token_ids = Ragged(self.tokens.ids.read(), self.tokens.offsets)
         return TokenizedTexts(token_ids, self.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
 

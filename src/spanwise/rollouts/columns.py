@@ -16,7 +16,7 @@ from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
 _ROWS_AT_ONCE = 256
-#: A function that takes column names (None: all), and yields (row count, columns) for a few rows at a time.
+#: A function that reads the named columns (None: all), and yields each chunk of rows as a row count and its columns.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
@@ -42,7 +42,7 @@ class Shared:
         self._chats: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return an equal text or chat from an earlier call, or the value itself."""
+        """If an earlier call got an equal text or chat, return that earlier object, else `value`."""
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):

@@ -66,7 +66,7 @@ class ReadingProgress:
         self._done, self._percent, self._report = 0.0, 0, REPORT.get()
 
     def add(self, size: int | float) -> None:
-        """Add a number of bytes that have been read. It may be an estimate."""
+        """Count `size` more bytes as read. The number may be an estimate."""
         self._done += size
         # Rounding may put the sum of fractions just below a whole percent.
         percent = int(100 * self._done / max(self.total, 1) + 1e-6)
@@ -81,7 +81,7 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        byte_lines = iter(partial(stream.readline, 2**20), b"")  # at most 1 MiB, because no heading is longer
+        byte_lines = iter(partial(stream.readline, 2**20), b"")  # no CSV heading is longer than 1 MiB, so limit each line
         heading = next((line for line in byte_lines if line.strip()), b"")
     if not heading:
         raise DataError(f"'{file}' is empty.")
@@ -130,7 +130,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
             return
         except (pa.ArrowException, UnicodeDecodeError) as error:
             format_fault = first_line(error).removeprefix("CSV parse error: ")[:200]
-        # A row may be longer than a block, so read again with longer blocks.
+        # A row may be longer than the CSV reader's block of bytes, so read again with larger blocks.
         if "straddles two block boundaries" not in format_fault or block_size > file.stat().st_size:
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)

@@ -21,7 +21,7 @@ from spanwise.errors import DataError
 from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
-#: The folders for the rollouts of training and of one held-out prompt.
+#: The folder for the rollouts of training, and the folder for the rollouts of one held-out prompt.
 TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
 #: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")

@@ -173,7 +173,7 @@ def token_rows(
     token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     number_columns = schema.token_columns(column_names)
-    # Without any method, `token_edges` raises an error that names this placeholder.
+    # If the table has no method, `token_edges` raises an error that names the placeholder column `advantages/<method>`.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
     flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]

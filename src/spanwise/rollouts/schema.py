@@ -77,11 +77,11 @@ class CreditPart:
     objective: str  # The objective; names of summed objectives are joined by " + ".
     worth: float | None  # The reward, or the number that replaces a missing one.
     baseline: float | None  # The number that the reward is compared with, or None.
-    divisor: float | None  # The number that divides the difference; None without a baseline.
+    divisor: float | None  # The number that divides `worth - baseline`; None without a baseline.
     weight: float
-    part: float  # The credit from this objective.
+    part: float  # The credit that the objective gives the completion.
     stratum: int = -1  # The index of the set of compared rewards; -1: no set.
-    members: int = 0  # How many rewards are compared.
+    members: int = 0  # The number of rewards in the stratum, the set of compared rewards.
     averaged: int = 0  # How many rewards the baseline averages; 0 if unknown.
     reason: str = ""  # Why the credit is exactly 0; "" if unknown or not 0.
 
@@ -370,7 +370,7 @@ def write_rollouts(
                     writer.close()
                 finally:  # closing again would fail, too, on a full disk
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # else Arrow would keep the freed memory
+    pa.default_memory_pool().release_unused()  # without `release_unused`, Arrow keeps freed memory
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class RolloutTable:
             rollout_n = group_index(list(zip(step_or_group, rollouts, strict=True)))
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         compared_names = [name for name in COMPARED if name in reward_columns][:1]
-        # Columns that should hold rewards; a note names those without numbers.
+        # Columns that should hold rewards. `unread_note` tells the user which of the columns hold no numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         all_notes = (tokens.note, *notes, unread_note(unread_columns), missing_note(reward_columns))
@@ -359,7 +359,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than `encoding`
+                text_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than the tokenizer's `encoding`
                 flat_token_ids.extend(text_ids)
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
@@ -367,7 +367,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         token_note += f" The tokenizer changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
-    is_trainable = np.broadcast_to(np.True_, completion_edges[-1])  # a single flag stands for all tokens
+    is_trainable = np.broadcast_to(np.True_, completion_edges[-1])  # to save memory, one stored True stands for every token
     if not all(sampled_text_flags):
         is_trainable = np.repeat(np.array(sampled_text_flags, np.bool_), tokens_per_text)
     return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, token_note)

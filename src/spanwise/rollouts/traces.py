@@ -20,12 +20,12 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"  # a node's field that maps each name to a weight per token
+_WEIGHTS = "loss_weights"  # a field of a message that maps each loss name to one weight per token
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A verifiers trace whose agent is trained. Traces with equal keys are of the same task and agent."""
+    """A trace that the library verifiers wrote of a trained agent. Traces with equal keys are of the same task and agent."""
 
     raw: Mapping[str, Any]
     nodes: Sequence[Mapping[str, Any]]
@@ -34,7 +34,7 @@ class Trace:
     step: int
     keyed: bool  # True if the episode has a group id
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes before it and its own nodes
+    paths: list[tuple[list[int], list[int]]]  # for each trained branch (path of messages): context nodes, then own nodes
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the prompt of a completion: the text of the nodes before it."""
@@ -167,7 +167,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Copy each turn's numbers `entry` into the field `advantages` of the turn's node in a trace."""
+    """Copy the numbers called `entry` of each turn into the field `advantages` of the turn's message (node) in a trace."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -217,8 +217,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
     """For each trained branch of the conversation, yield the indices of the nodes before it, and of its own nodes."""
-    # A sampled node belongs to the first branch through it. For other branches it is context. An attempt to shorten the
-    # history trains only if the agent continued from it.
+    # A branch trains the sampled nodes (messages) that no earlier branch has. Nodes of earlier branches are context.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent_id in enumerate(parent_of_node):
         if parent_id is not None and not 0 <= parent_id < i:
@@ -228,6 +227,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     compacted_node_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
     leaf_ids = sorted({*range(len(nodes))}.difference(parent_of_node))
     attempt_node_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
+    # An attempt to shorten the history (compaction) trains if the agent continued from it, or if no branch trains otherwise.
     rejected_node_ids = attempt_node_ids - compacted_node_ids
     used_ids: set[int] = set()
     for leaf_id in [leaf_id for leaf_id in leaf_ids if leaf_id not in rejected_node_ids] or leaf_ids:

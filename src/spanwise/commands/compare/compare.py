@@ -84,8 +84,8 @@ class ArmRun:
             )
         task_layout, max_length = task_shape(self.recipe)
         trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), max_length))
-        # Ignore `most` in this file: if the recipe did not set it, older versions wrote 16 here. The run's `recipe.yaml` has
-        # the number used.
+        # Do not compare `most` with `self.file`, where older versions wrote 16 if the recipe set no `most`. The comparison
+        # with the run's `recipe.yaml` covers `most`.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
         changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
         if changed_fields:

@@ -108,7 +108,7 @@ class CreditResult:
     table: RolloutTable
     group_n: Tensor  # each completion's group number; completions of one group are compared
     arms: Arms
-    applied: tuple[MethodCredit, ...]  # One entry per method; recorded credit comes last.
+    applied: tuple[MethodCredit, ...]  # One entry per method; the credit that the file itself holds comes last.
     scores: Scores  # The rewards of all methods, joined by `_collect_scores`.
     file_spans: FileSpans  # The spans of the blocks that tables and reports show.
     notes: tuple[str, ...]
@@ -163,7 +163,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on blocks that count as missing because they are a part of a word that goes to another block."""
+    """Return a note on missing blocks: without a tokenizer, a word that holds text of two blocks counts for only one."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not straddled_count:
@@ -198,7 +198,7 @@ def _reads_completions(objective: Objective) -> bool:
 
 
 def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
-    """Join the rewards of all methods. A reward that several methods use is taken from the method with the most blocks."""
+    """Collect each reward once, from the method with the most blocks among the methods that use the reward."""
     reward_by_objective: dict[str, Reward] = {}
     for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = reading_by_method[method_name].scores
@@ -207,7 +207,7 @@ def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
             reward_by_objective.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
-    if not reward_by_objective and "correct" in arms.recorded_columns:  # the page shows only the file's recorded credit
+    if not reward_by_objective and "correct" in arms.recorded_columns:  # the report shows only credit that the file holds
         reward_by_objective["correct"] = table.rewards[arms.recorded_columns["correct"]]
     if not reward_by_objective:
         no_rewards_n0 = torch.zeros(len(table), 0)
@@ -314,7 +314,7 @@ def read_file(
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
         mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # Files lack the reward that a completion would have had under the other outcome. `read` computes it.
+        # A recorded reward lacks its value under the opposite outcome (right or wrong). `read` computes the missing value.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in span_parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)

@@ -37,13 +37,13 @@ class Arms:
 
     layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]
-    own: str | None  # The name of the recipe's own method, if that method is among the schemes.
+    own: str | None  # The key in `schemes` of the method that the recipe names; None if `schemes` lacks it.
     recorded_columns: Mapping[str, str]  # Maps each objective to the column with its reward.
     notes: list[str]
 
     @property
     def objectives(self) -> list[Objective]:
-        """The objectives (a reward and the blocks that it pays) of all methods."""
+        """The objectives of all methods; an objective names a reward and the blocks that get the reward's credit."""
         return [objective for scheme in self.schemes.values() for objective in scheme.objectives]
 
 
@@ -58,7 +58,7 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the methods that credit a file. The default is the usual ones and the recipe's, if they fit."""
+    """Choose the credit methods to apply to a rollout file. The default is the usual ones and the recipe's, if they fit."""
     # An objective's `reward` may name a column of the rollout file instead of a registered reward.
     column_by_objective = {
         str(objective_entry["name"]): objective_entry["reward"]
@@ -104,7 +104,7 @@ def choose_arms(
     if last_error is not None and not schemes:
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
-    objective_names = objective_names or ["correct"]  # without a method, the report explains recorded credit by `correct`
+    objective_names = objective_names or ["correct"]  # without a method, the report explains credit by the reward `correct`
     for objective in column_by_objective:
         check_known("objective", objective, objective_names)
     left_out_notes = (left_out_note(method_names, reason) for reason, method_names in methods_by_reason.items())
@@ -238,7 +238,7 @@ class _SchemeBuilder:
 
 
 def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _SchemeBuilder]:
-    """Build the scheme of the recipe's own method. Also return its name and a builder."""
+    """Return a name for the recipe's method, the method's scheme (complete credit rule), and a builder of more schemes."""
     recipe = builder.recipe
     blocks = builder.blocks
     if blocks.objectives is None:
@@ -299,7 +299,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Change objectives so that they fit a method's preset."""
+    """Return each objective with the rewarded blocks, outcomes, baseline and scale that suit a method."""
     pays_calibration = (entry.preset or Preset()).calibrated
     if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(

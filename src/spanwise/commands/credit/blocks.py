@@ -34,7 +34,7 @@ _MOST_TAGS = 32
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a file's completions, and the objectives that pay them."""
+    """The blocks of a file's completions, and the objectives that reward the blocks."""
 
     layout: Layout
     longest: int  # The largest possible number of tokens of a completion.
@@ -63,7 +63,7 @@ def choose_blocks(
     lacks_verdict = bool(table.rewards) and not has_verdict
     if file_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # Keep the recipe's blocks if the search found nothing new.
+    # Keep the recipe's blocks if the completions suggest no blocks, or if the recipe's blocks fit and hold all common tags.
     if file_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:

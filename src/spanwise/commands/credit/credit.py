@@ -20,7 +20,7 @@ from spanwise.rollouts.folder import sole_writer
 from spanwise.rollouts.schema import RECORDED
 from spanwise.tasks import task_shape
 
-#: The recipe fields that affect only the recipe's own method.
+#: The recipe fields that affect only the method in the recipe, and no further method that the user compares.
 _OWN_FIELDS = ("baseline", "per", "values", "refine", "options")
 
 
@@ -67,7 +67,7 @@ def credit_rollouts(
     # If no task is named, assume a user's own model. Such a model does not write the tags of the embedded task.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
-    # A run of spanwise needs no search for tags, because its recipe names them.
+    # Without a new rule, do not search a spanwise run's completions for tags, because the run's recipe names the tags.
     texts = SampledTexts(table) if user_gave_rule or run_recipe_file is None else []
     group_n, group_notes = compared_groups(table, full_recipe, run_recipe)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, table, texts, asked=bool(reward))
@@ -118,7 +118,7 @@ def credit(
     with sole_writer(output):
         credit_result = credit_rollouts(rollouts, **options)
         if write == "recipe" and credit_result.arms.own is not None:
-            write = credit_result.arms.own  # the recipe's method, under the name of the preset with equal settings
+            write = credit_result.arms.own  # the recipe's method may have the name of a preset with equal settings
         if write is not None:
             check_writable(credit_result, write, Path(output))
         write_result(Path(output), credit_result, {**options, "rows": rows}, console or Console())

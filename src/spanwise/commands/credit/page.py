@@ -24,7 +24,7 @@ from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
-    """Build the report of a folder of `spanwise credit`. It shows token ids if the tokenizer no longer exists."""
+    """Build the report for a folder that `spanwise credit` wrote. It shows token ids if the tokenizer no longer exists."""
     export_file = folder / EXPORT
     summary = read_fields(folder / "summary.json")
     table = read_numbers(export_file)
@@ -152,7 +152,7 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     """Return the weight of each self-rewarding score in the credit, and its z-score within the group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
+        return [(0.0, 0.0)] * len(table)
     step_n = float_column(table, schema.STEP).nan_to_num().long()
     score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), groups_of_steps(table), step_n)
     return list(zip(score_share_n.tolist(), score_in_group_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

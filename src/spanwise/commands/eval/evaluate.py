@@ -54,7 +54,7 @@ def evaluate(
         has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
         verdict_by_block[name] = torch.where(has_block_n, verdict_n, 0.0)  # a missing block counts as wrong
     reward_by_objective = dict[str, Tensor]()
-    if not is_digits_task:  # the figures of the digit task already cover all rewards
+    if not is_digits_task:  # for the task `digits`, accuracy and calibration already cover every reward
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         prompts_n = [prompt_rows["prompt"][row] for row in row_n.tolist()]
         completion_texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)

@@ -84,7 +84,7 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how near baselines come to Monte Carlo, and which confidence (q*) each teaches. Return the numbers."""
+    """Print how near baselines come to Monte Carlo, and the confidence q* that each baseline rewards. Return the numbers."""
     samples, seed = options["samples"], options["seed"]
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation
@@ -133,7 +133,7 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build a table of the confidence that each baseline teaches."""
+    """Build a table of the stated confidence q* at which training ends under each baseline."""
     right_probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline_and_size = {("none, batch, group", "any"): right_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
@@ -241,7 +241,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build a table of SAE's lead over other estimators."""
+    """Build a table of how much better SAE correlates with Monte Carlo than the estimators `other` do."""
     other_is_estimator = other in fidelity.estimators
     other_text = other if other_is_estimator else f"the best {other}"
     table_title = f"{kind} tokens: lead of SAE over {other_text} in correlation with Monte Carlo (95 % intervals)"
@@ -268,7 +268,7 @@ def _decimals(number: float) -> str:
 
 
 def _short_name(name: str, family: str) -> str:
-    """Return an estimator's name without its family."""
+    """Shorten an estimator's name: drop the leading `family`, such as SAE, and the 0 before a decimal point."""
     return name.removeprefix(f"{family} ").replace("0.", ".")
 
 

@@ -1,4 +1,4 @@
-"""Measure the reference of laser: its reserved token's log-probability before training."""
+"""Measure LaSeR's `reference`: the mean log-probability of LaSeR's reserved token before training."""
 
 from dataclasses import replace
 from typing import Any

@@ -89,7 +89,7 @@ def gain_table(title: str, gain: Curve) -> Table:
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """Say which confidence the outcome baseline teaches at accuracy .70. Return None if it is near .70."""
+    """Say which confidence a policy with accuracy .70 learns under the baseline `outcome`. Return None if it is near .70."""
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None

@@ -79,10 +79,10 @@ def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
 
 
 def _padding_width(table: Table, count: int) -> int:
-    """Count the characters between and around `count` columns."""
+    """Count the characters that the padding and the borders of `count` columns take."""
     return count * (table.padding[3] + table.padding[1]) + (count + 1 if table.box else 0)
 
 
 def _full_line(words: TextType, style: str, console: Console) -> Text:
-    """Turn a title or caption into a text that may fill the terminal's width."""
+    """Turn a table's title or caption into a text that wraps at the terminal's width instead of the table's width."""
     return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

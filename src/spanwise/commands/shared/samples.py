@@ -22,7 +22,7 @@ from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
 _Figure = TypeVar("_Figure")
-#: Maps arm and seed to the figures, samples or summary of that run.
+#: Maps the name of an arm (a compared recipe) and a seed to a result of the run, such as its figures or samples.
 ByArm = dict[str, dict[int, _Figure]]
 
 
@@ -77,7 +77,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, compute: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute all figures of the first answer and of self-rewarding scores. Later answers get only an accuracy."""
+        """Compute all figures of the first answer, the accuracy of later answers, and the calibration of LaSeR's scores."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = compute(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -98,7 +98,7 @@ class Samples:
         """Compute, for each number of samples, the accuracy of votes on one block's answers."""
         block_name = block or self.first
         score_samples = self.by_score()
-        if score_samples is not None and not self.stated:  # the self-rewarding score replaces missing confidences
+        if score_samples is not None and not self.stated:  # without stated confidences, votes use LaSeR's scores instead
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
         prompt_indices = self.prompt_n.tolist()
         answers = self.answers[block_name]

@@ -80,7 +80,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return a list with the run folder above a model folder or checkpoint. The list is empty if there is none."""
+    """Return the run folder that holds a model folder or checkpoint, in a list. Without a run folder, the list is empty."""
     if folder.name == "model":
         return [folder.parent]
     return [folder.parent.parent] if folder.parent.name == "checkpoints" else []
@@ -112,7 +112,7 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
     correct_entries = [objective for objective in recipe.objectives or () if objective.get("reward") == "correct"]
-    own_options = (correct_entries or [{}])[-1].get("options") or {}  # the last one, as in `answer_tags`
+    own_options = (correct_entries or [{}])[-1].get("options") or {}  # the last objective counts, as in `answer_tags`
     answer_tags = recipe.answer_tags
     verdict_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     return Roller(
@@ -143,7 +143,7 @@ def load_model(source: Path | str) -> tuple[Any, Any]:
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise
-            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)  # a model for images
+            model = AutoModelForImageTextToText.from_pretrained(str(source), **load_options)  # the model reads images
         tokenizer = AutoTokenizer.from_pretrained(str(source), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
         raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error

@@ -135,10 +135,10 @@ def _save_processor(source: str, tokenizer: Any, folder: Path, console: Console)
     """Save the processor of a model that also reads images, because transformers needs it to load such a model."""
     try:
         processor: Any = AutoProcessor.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # the files are missing, or a package that they need
+    except Exception as error:  # the processor's files are missing, or a package that the files need
         say(console, f"The image processor of '{source}' is not saved ({first_line(error)}). Copy its files to '{folder}'.")
         return
-    if isinstance(processor, ProcessorMixin):  # else transformers has no such class for the model, and returns its tokenizer
+    if isinstance(processor, ProcessorMixin):  # without a processor class for the model, transformers returns a tokenizer
         processor.tokenizer = tokenizer
         processor.save_pretrained(folder)
 
@@ -154,7 +154,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     figure_columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
         figure_columns["95 %"] = {
-            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # equal bounds: all prompts have one value
+            name: "unknown" if low == high else f"{low:.3f} to {high:.3f}"  # equal values at all prompts give no interval
             for name, (low, high) in summary["intervals"].items()
         }
     say(console, *figure_table(title, figure_columns, absent=absent), *unmeasured_sentences(absent))
@@ -170,7 +170,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be trained: an unknown logger or option, a missing critic, or too many processes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the trainer gives these warnings later
+        warnings.simplefilter("ignore")  # training calls `check_steps` again, and then shows the warnings
         for mode in recipe.modes.values():
             mode.check_steps(recipe.steps)
     logger_names = ["none", "all", *INTEGRATION_TO_CALLBACK]
@@ -221,7 +221,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     default_micro_batch_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
     micro_batch_size = recipe.micro_batch or default_micro_batch_size
     accumulation_steps = mini_batch_size // (micro_batch_size * process_count)
-    # A recipe may use the old name of this option, and older versions of transformers have only that one.
+    # A recipe may use `gradient_checkpointing`, the only name in old transformers, in place of `activation_checkpointing`.
     option_is_renamed = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
     checkpointing_name = "gradient" if not option_is_renamed or "gradient_checkpointing" in recipe.trainer else "activation"
     recipe_options = {

@@ -40,7 +40,7 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Maps SkyRL options to the value that each must have, and a sentence why.
+#: Maps SkyRL options to pairs: the option's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,

@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def register_loss(mode: str, loss_name: str, split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
-    """Register the sum of a SkyRL policy loss and the loss of `mode` (laser). Return its registry name."""
+    """Register a SkyRL policy loss plus the loss of `mode`, a training feature such as LaSeR. Return its registry name."""
     combined_name = f"spanwise_{mode}_{loss_name}"
     if combined_name not in PolicyLossRegistry._functions:
         PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_loss))

@@ -144,7 +144,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [self.output["loss_masks"][row][start:end] for row, _, start, end in turn_ranges]
-        # If a turn's loss mask is all 0, mark every token as sampled, because the turn is scored, too.
+        # A turn is scored even if its loss mask is all 0. So mark all tokens of the turn as sampled, to find its blocks.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,

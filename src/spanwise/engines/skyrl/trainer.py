@@ -61,7 +61,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             generation=generation_config,
             temperature=algorithm_config.temperature,
         )
-        for name, mode_part in self.parts.items():  # SkyRL's workers find their loss by this name
+        for name, mode_part in self.parts.items():  # `policy_loss_type` tells SkyRL's workers which loss to use
             algorithm_config.policy_loss_type = register_loss(name, algorithm_config.policy_loss_type, mode_part.parted)
         self._appended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
@@ -102,7 +102,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
         """Let SkyRL sample more prompts until enough groups get credit."""
         useful_uids = self._useful_uids(generator_output, uids)
-        # SkyRL keeps groups whose rewards differ, so one row of each useful group gets reward 1.
+        # SkyRL keeps groups with unequal rewards, so give one row of each useful group reward 1, and all other rows 0.
         first_useful_rows = {uids.index(uid) for uid in useful_uids}
         fake_rewards = [float(row in first_useful_rows) for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
@@ -146,7 +146,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # If mini-batches need padding, do not pass their boundaries, or SkyRL would leave padding rows in the result.
+        # If mini-batches need padding, pass SkyRL no mini-batch boundaries, or its result would contain padding rows.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -180,7 +180,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         batch, reading = scored_batch.batch, scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows outside the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        last_column = mask_nt.shape[1] - 1  # the column of the token that a mode such as laser appends
+        last_column = mask_nt.shape[1] - 1  # the last column holds the token that a mode (such as LaSeR) appended
         token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
         finished_steps = self.global_step - 1
         for name, part in self.parts.items():
@@ -193,7 +193,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             self._leave_out_useless(data, step_result, sampled_rows)
             mask_nt = data["loss_mask"] > 0
         padding_row_count = len(mask_nt) - row_count
-        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt  # advantages are 0 outside the loss
+        adv_nt = pad(adv_nt, (0, 0, 0, padding_row_count)) * mask_nt  # tokens outside the loss mask get advantage 0
         all_metrics = dict(step_result.metrics)
         rollout_n = torch.tensor([sampled_rows.rollout_s[s] for s in sampled_rows.source_row_n])
         advantage_factor_n1 = fold_factor(
@@ -255,11 +255,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
-        """Write the metrics of a credited batch to the run folder, and its rollouts if they are due."""
+        """Write a batch's metrics to the run folder, and its rollouts if the step is a multiple of `keep_rollouts`."""
 
         def rollouts() -> Rollouts:
             prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
-            prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in the order of these prompts
+            prompt_by_group = list(prompt_by_uid.values())  # groups have the order of the prompts in `prompt_by_uid`
             row_prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=row_prompts)
 

@@ -16,7 +16,7 @@ __all__ = ["install"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Maps ms-swift options to the value that each must have, and a sentence why.
+#: Maps ms-swift options to pairs: the option's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "ms-swift would subtract the KL term from its own reward, which spanwise does not use."),
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's."),
@@ -32,7 +32,7 @@ installed_recipe = Path("recipe.yaml")
 
 
 def install(recipe: str | Path) -> None:
-    """Let `swift rlhf --rlhf_type grpo` train with a recipe that has a layout. Call it in a file for `--external_plugins`.
+    """Let `swift rlhf --rlhf_type grpo` train by a recipe with named blocks. Call it in a file for `--external_plugins`.
 
     Example:
         In `plugin.py`, for `swift rlhf --rlhf_type grpo --external_plugins plugin.py --reward_funcs spanwise ...`::

@@ -118,7 +118,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # vespo's slope is 1 without old log-probabilities, and otherwise unknown (NaN)
+    if args.loss_type == "vespo":  # without old log-probabilities, the surrogate of vespo has slope 1, else NaN (unknown)
         slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -137,10 +137,10 @@ def check_own_advantage(
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # A release of TRL might average the advantages of a completion.
-    # The second derivative of the loss shows which advantage weighs which token.
+    # A release of TRL might give every token the mean advantage of its completion. To detect the mean, differentiate the
+    # loss by the log-probabilities, and the gradient by the advantages.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # each token gets its own number in [1, 2)
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # test weights in [1, 2) differ, to tell tokens apart
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None
@@ -152,7 +152,7 @@ def check_own_advantage(
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
     token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
     expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
-    # Rounding to bfloat16 changes a weight by less than 0.05.
+    # Rounding to bfloat16 changes a token's weight by less than 0.05, so only a larger difference is an error.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
         row, token = is_wrong_bt.nonzero()[0].tolist()

@@ -140,7 +140,7 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write TRL's metrics, perhaps means over many batches, into metrics.jsonl. Keep spanwise's metrics of this batch."""
+        """Add TRL's metrics to metrics.jsonl. TRL may log means over many batches, so skip the names of `last_metrics`."""
         if state.is_world_process_zero and logs and "loss" in logs:
             trl_metrics = {name: value for name, value in logs.items() if name not in self.trainer.last_metrics}
             self.record.add(-(-state.global_step // self.per_batch), trl_metrics)

@@ -112,7 +112,7 @@ class DynamicSampling:
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         is_useful_n = self.trainer.step.useful(scored_rows)
-        if scored_rows.turns is not None:  # rows are turns here, but groups consist of completions
+        if scored_rows.turns is not None:  # each row is a turn, so mark the completions that hold a useful turn
             is_useful_n = torch.isin(torch.arange(scored_rows.completions), scored_rows.turns.row_s[is_useful_n])
         return is_useful_n.view(-1, group_size).any(dim=1)
 

@@ -142,15 +142,15 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With these options TRL masks further tokens, so the check of the gradient would fail.
+        # `off_policy_mask_threshold` and `top_entropy_quantile` let TRL mask more tokens, so the gradient check would fail.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # The gradient check runs once, but not under DPPO, whose loss TRL does not compute.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # The inputs of the loss while TRL computes it.
-        # At the importance-sampling level "sequence", TRL averages advantages, so it always gets "token". The user's level
-        # is restored even after an error, because the user may use `args` again.
+        # TRL always gets the importance-sampling level "token", because TRL averages advantages at the level "sequence".
         self._ratio_level = args.importance_sampling_level
+        # `_changed` restores the user's level even after an error, because the user may use `args` again.
         with _changed(args, importance_sampling_level="token"):
             super().__init__(
                 model=model,
@@ -273,7 +273,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample completions as TRL does, and let modes such as laser watch the sampling."""
+        """Sample completions as TRL does, while modes such as LaSeR record the log-probabilities that they need."""
         is_training = self.model.training
         with ExitStack() as contexts:
             for mode_part in self.parts.values():
@@ -387,7 +387,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
         completion_credit, present_nk = step_result.by_completion()
         warning_by_kind = {"table": log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)}
-        if scored_batch.turns is None and "reopened" not in self._done:  # a row of one turn starts inside the prefilled tag
+        if scored_batch.turns is None and "reopened" not in self._done:  # each turn starts after the prefilled opening tag
             warning_by_kind["reopened"] = config.warn_reopened(
                 batch.ids_nt, batch.mask_nt, self.scheme.layout, self._text_tokenizer
             )
@@ -411,7 +411,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
         """Sample and credit a group of completions per row, without effect on training. One process only."""
         was_training = self.model.training
-        # A `Step` gives each warning only once, so these samples use another `Step` than the training.
+        # A `Step` gives each warning only once. A `Step` for samples alone leaves the warnings to training.
         sample_step = Step(self.scheme, self.step.vocabulary)
         temporary_attributes = {"step": sample_step, "_logs": copy.deepcopy(self._logs), "_done": {*self._done}}
         self.model.eval()
@@ -570,7 +570,7 @@ def _changed(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def _checked(log_extra: Callable[[str, list[Any]], None], completion_count: int) -> Callable[[str, list[Any]], None]:
-    """Make `log_extra` refuse columns of another length. Their values would stand beside the wrong completions in TRL's table."""
+    """Make `log_extra` refuse columns without exactly one value per completion, or TRL's table would misplace the values."""
 
     def checked(column: str, values: list[Any]) -> None:
         if len(values) != completion_count:

@@ -43,8 +43,8 @@ class Rows:
     session: Sequence[Any] | None = None  # The rollout id of each row; None: every row is a rollout.
     output_number: Sequence[int] | None = None  # The number of each row within its rollout.
     padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch.
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # Maps `Batch` fields to numbers per token.
-    # Maps each mode to the column of the token that it appended to each row (-1: no token).
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # Maps `Batch` fields to one value per token.
+    # Maps each mode, such as LaSeR, to the column of the reserved token that the mode appended to each row (-1: no token).
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -142,7 +142,7 @@ class UnpackedBatch:
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
         if self.split_n.any():
-            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # 0 at each token of an unsplit row
+            turn_number_nt = runs(is_sampled_nt) * self.split_n[row_index_n, None]  # a row not split into turns is turn 0
             row_turns = split_turns(is_sampled_nt, torch.where(is_sampled_nt, turn_number_nt, -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         is_selected_s = torch.isin(self.row_s, row_index_n)
@@ -174,7 +174,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(outputs[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in output_indices:  # an output stores no notes if none of its rewards has one
+        for n in output_indices:  # `notes` is empty for an output whose rewards have no notes
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
     return UnpackedBatch(

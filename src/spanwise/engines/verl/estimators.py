@@ -72,7 +72,7 @@ def _with_mode(
 def recipe_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute the advantages and returns of the estimator `spanwise` with the function that the trainer set."""
+    """Return the advantages and returns (critic targets) of the estimator `spanwise`, which `CREDIT_FUNCTION` computes."""
     compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(

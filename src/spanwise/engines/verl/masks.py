@@ -1,4 +1,4 @@
-"""Patches of verl's agent loop: send response masks to reward workers, and append the token of a mode (laser)."""
+"""Patch verl's agent loop to send response masks to reward workers, and to append LaSeR's reserved token to responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attach(agent_loop: Any) -> None:
             return teacher_logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config)))
-        for part in getattr(self, KEY).values():  # append the mode's token before verl stores the output
+        for part in getattr(self, KEY).values():  # append a mode's reserved token (LaSeR's) before verl stores the output
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

@@ -92,7 +92,7 @@ class SpanRewardManager(RewardManagerBase):
         return batch, length_n, all(mask is not None for mask in agent_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Return a rollout's result in the form that verl expects, with the rewards that other trainers log."""
+        """Return a rollout's total reward, each objective's reward and the packed blocks, in the dict that verl expects."""
         turn_state_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             turn_state_s = batch.columns.get("anchor")
@@ -109,7 +109,7 @@ class SpanRewardManager(RewardManagerBase):
             read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s
         )
         if self.filter_metric == ANY_REWARD:
-            # Send a text: verl's filter turns it into a number, and verl's validation leaves it out.
+            # Send text: verl's validation leaves texts out of its means, and verl's group filter makes the text a number.
             extra_info[ANY_REWARD] = str(_mark_rewards(read_batch, self.scheme))
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
@@ -177,7 +177,7 @@ def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: di
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
-    # If the reward of verl's manager is not used, the agent loop fills the columns.
+    # If the user chose no reward and no objective reads the column `environment`, the agent loop fills the used columns.
     if not user_chose_reward(config, manager_config.name) and "environment" not in used_columns:
         return None
     user_config = copy.deepcopy(config)

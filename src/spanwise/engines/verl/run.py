@@ -65,7 +65,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # maps modes to the log-probabilities that their tokens should reach
+        self.targets: dict[str, Tensor] = {}  # maps each mode to the target log-probabilities of the mode's reserved token
         self._vocabulary: Vocabulary | None = None
         self._has_noted_errors = False
 
@@ -132,7 +132,7 @@ class VerlRun:
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
         token_count = int(mask_nt.sum())  # verl's V0 trainer divides the loss by the tokens that are not rejected.
-        if rows.session is not None:  # The rows come from verl's V1 trainer, which divides by all sampled tokens.
+        if rows.session is not None:  # verl's V1 trainer, which sets `session`, divides the loss by all sampled tokens.
             token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
@@ -164,7 +164,7 @@ class VerlRun:
             yield
 
     def _check_steps(self, step_count: int) -> None:
-        """Refuse or warn of a run that ends before a mode or the policy trains. Do not check a run that only validates."""
+        """Refuse or warn of a run too short to train a mode (such as LaSeR) or the policy, unless the run only validates."""
         trainer_config = self.config.trainer
         if trainer_config.get("val_only") and trainer_config.get("val_before_train", True):
             return
@@ -206,7 +206,7 @@ class VerlRun:
                 batch=replace(scored_batch.batch, ids_nt=ids_nt),
                 reading=replace(scored_batch.reading, text=block_text),
             )
-            # Sort by output number, because `prompt_texts` reads a prompt from the first row with its id.
+            # `prompt_texts` takes a prompt from the first row with the prompt's id, so sort rows by number in the rollout.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids, prompt_ids = ([column[n] for n in row_order] for column in (sampled_rows.uids, sampled_rows.prompts))

@@ -33,7 +33,7 @@ ANY_REWARD = "any_reward"
 #: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 _ADD = "Add {reward: environment, pays: [...]} to the recipe's objectives, or remove the setting."
-#: Maps verl options to the value that each must have, and a sentence why.
+#: Maps verl options to pairs: the option's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -45,8 +45,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
-    trainer_class.spanwise = None  # The `VerlRun` of a trainer with a recipe.
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # The last trainer, for functions that get none.
+    trainer_class.spanwise = None  # If the trainer has a recipe: a `VerlRun`, which computes the recipe's credit.
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, for functions that get no trainer.
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -229,12 +229,12 @@ def parts_in(config: Any, scheme: Scheme) -> dict[str, RowPart]:
 
 
 def paid_results(scheme: Scheme) -> set[str]:
-    """Return the names of the columns that objectives with the reward `environment` use as rewards."""
+    """Return the names of the columns from which objectives with `reward: environment` take their rewards."""
     return {o.options.get("column", "environment") for o in scheme.objectives if o.reward == "environment"}
 
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Map error messages about verl's settings to whether they apply."""
+    """Map each error message about verl's settings to a value that is true if the error applies."""
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)
@@ -284,7 +284,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
             f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
             f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
-            # A user's function may fill the columns of other objectives, while an agent loop gives each turn `column`.
+            # A user's function may serve objectives of whole rollouts, while an agent loop gives `column` to each turn.
             and (column == "environment" or turn_columns.keys() == paid_columns)
             for column, name in turn_columns.items()
         },

@@ -84,7 +84,7 @@ def rows_of(batch: Any, run: VerlRun) -> Rows:
     response_fields = ["responses", "response_mask"] if run.parts else []
     fetched_fields = _fetch(batch, "extra_fields", *run.tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # The TransferQueue may return an array instead of a list.
-    key_parts = [key.rsplit("_", 2) for key in batch.keys]  # A key is "<uid>_<rollout>_<output>".
+    key_parts = [key.rsplit("_", 2) for key in batch.keys]  # A row's key is "<prompt id>_<rollout number>_<output number>".
     token_column_by_mode = {}
     for name, mode_part in run.parts.items():  # an appended token is the last of its row, and masked
         token_columns = [
@@ -108,7 +108,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Store the targets of a mode's loss as the old log-probabilities of the tokens that the mode appended."""
+    """Write the target log-probability of a mode's appended token into `old_log_probs`, where the mode's loss reads it."""
     old_logp_rows = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target_logp in zip(rows.real, target_n, strict=True):

@@ -169,7 +169,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[cells.Parts]:
     """Yield each response to a document once. Add its fields, and the rewards of all filters, to `responses`."""
-    # A line belongs to another run if its responses differ, or if the document already had its filter.
+    # If a document's responses differ between lines, or a filter (answer extractor) is repeated, lm-eval ran again.
     no_responses: tuple[range, int, list[str]] = (range(0), 0, [])
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):

@@ -396,7 +396,7 @@ class _PlainTable:
                 f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
                 "row, or group by prompt with --columns group=PROMPT_COLUMN."
             )
-        # One group may be written as 1 and as 1.0.
+        # A group id may be written as 1 in some rows and as 1.0 in others.
         whole_ids = (int(x) if isinstance(x, float) and x.is_integer() else x for x in raw_group_ids)
         group_ids = [str(group_id) for group_id in whole_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:

@@ -135,7 +135,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 def _read_branches(
     files: Sequence[Path], branches: Collected, errors: list[str | None], *, keep_ids: bool
 ) -> Iterator[cells.Parts]:
-    """Yield the texts of every branch. Add its other fields to `branches`, and the error of an empty episode to `errors`."""
+    """Yield texts of branches (message paths). Add other fields to `branches`, and errors of empty episodes to `errors`."""
     for episode_rows, error in parse_records(files, _parse_episode):
         errors.append(error)
         for row in episode_rows:
@@ -182,7 +182,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each trained branch of an episode. It starts at the first sampled token that no earlier branch has."""
+    """Yield an episode's trained branches (message paths), each from the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
         task_columns = {field_name: field for field_name, field in trace.task.items() if not isinstance(field, (dict, list))}
         task_columns["answer"] = cells.answer_text(trace.task.get("answer"))
