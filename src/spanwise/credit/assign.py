@@ -163,7 +163,7 @@ def assign(
 
 
 def _compare_objectives(inputs: Mapping[str, Any], group_n: Tensor, min_stratum_size: int) -> Comparison:
-    """Compare the rewards as the objectives' baselines do, for a method that returns no `Comparison`."""
+    """Compare each objective's rewards under the objective's `baseline`, for a method that returns no `Comparison`."""
     outcome_matrix = inputs["outcome_no"]
     given_outcomes_m = [outcome_matrix[:, columns] if columns else None for columns in inputs["given_k"]]
     options_by_objective = {"outcome_no": given_outcomes_m, "back_off": inputs["back_off_k"], "baseline": inputs["baseline"]}
@@ -173,7 +173,7 @@ def _compare_objectives(inputs: Mapping[str, Any], group_n: Tensor, min_stratum_
 def _pay_blocks(
     weighted_adv_nm: Tensor, is_left_out_nm: Tensor, present_nk: Tensor, pays_block_mk: Tensor
 ) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:
-    """Pay each objective's advantage to its blocks, or to the decision to stop if blocks and reward are missing."""
+    """Add each objective's advantage to its blocks' credit, or to the decision to stop if blocks and reward are missing."""
     block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
     stop_credit_n = torch.zeros(len(present_nk), dtype=torch.float64, device=present_nk.device)
     for m, paid_k in enumerate(pays_block_mk):  # a loop, because a matrix product would round differently
@@ -221,7 +221,7 @@ def _find_streams(
 def _credit_tokens(
     run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams | None, is_paid_k: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Return the credit of each token and of each decision to stop: from a critic's values if there are any."""
+    """Return the credit of each token and of each decision to stop, by a critic's values if the method reads them."""
     stop_credit_n = torch.zeros(len(pays_stop_n), dtype=torch.float64, device=pays_stop_n.device)
     block_nt = inputs["block_nt"]
     if streams is not None:
@@ -243,7 +243,7 @@ def _average_by_block(token_credit_nt: Tensor, block_nt: Tensor, block_count: in
 
 
 def _explain_masked(comparison: Comparison, bootstrap_n: Tensor | None, adv_nm: Tensor) -> Comparison:
-    """Give the reason LEFT_OUT to completions that `truncated: mask` takes out: their bootstrap value is NaN."""
+    """Set the reason of a zero credit to LEFT_OUT if `truncated: mask` drops the completion (its bootstrap value is NaN)."""
     if bootstrap_n is None:
         return comparison
     is_masked_n1 = bootstrap_n.reshape(len(adv_nm), -1).isnan().any(dim=1, keepdim=True)
@@ -294,7 +294,7 @@ def _run_over_streams(
 def _run_over_paid_tokens(
     run_method: RunMethod, inputs: Mapping[str, Any], is_paid_nt: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method on the tokens of the paid blocks. Without a paid block, the last token stands for the decision to stop."""
+    """Run a method on tokens of blocks in an objective's `pays`. Without one, the last token stands for deciding to stop."""
     position_t = torch.arange(is_paid_nt.shape[1], device=is_paid_nt.device)
     is_stop_nt = pays_stop_n[:, None] & (position_t == find_last_token(inputs["mask_nt"])[0][:, None])
     mask_nt = inputs["mask_nt"] & (is_paid_nt | is_stop_nt)
@@ -422,7 +422,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
 
 
 def _specify_all_equal(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """If an objective has only the rewards 0 and 1, replace "all equal" by "all right" (1) or "all wrong" (0)."""
+    """If all of an objective's rewards are 0 or 1, turn the reason ALL_EQUAL into ALL_RIGHT (all 1) or ALL_WRONG (all 0)."""
     is_zero_one_or_nan_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
     if judge_of(objective) is not None or not bool(is_zero_one_or_nan_n.all()):
         return reason_n

@@ -142,7 +142,7 @@ def advantage(
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)
-    groupings: list[tuple[Tensor, int]] = []  # pairs: the group ids, and how many outcomes split these groups
+    groupings: list[tuple[Tensor, int]] = []  # each pair: group ids, and the number of outcomes that split the groups
     if baseline == "none":
         check_rewards(reward_n)  # `moments` checks the rewards for all other baselines
         advantage_n = worth_n.nan_to_num(nan=0.0)
@@ -163,7 +163,7 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # As a last resort, compare a replaced missing reward with its whole group, and then with the batch.
+    # A missing reward, replaced by `if_missing`, may have nothing to compare with. Then try its whole group, then the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(is_uncompared_n.any()):
@@ -202,7 +202,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # A completion with a reward has its advantage in `advantage_n`, any other in `missing_n`. The other entry is 0.
+    # Each entry of one addend is 0: `advantage_n` is 0 for a missing reward, and `missing_n` is 0 for a present reward.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
@@ -220,7 +220,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """From each reward, subtract a mix of two means over completions with the same outcome: the prompt's and the batch's."""
+    """Subtract `baseline_n`, which mixes the prompt's mean and the batch's mean over equal outcomes, from each reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
@@ -298,7 +298,7 @@ def blended_baseline(
     is_known_n = outcome_code_n >= 0
     for code in outcome_code_n[is_known_n].unique().tolist():
         has_outcome_n = outcome_code_n == code
-        counterfactual_reward_n = None  # each completion's reward if it had this outcome
+        counterfactual_reward_n = None  # each completion's reward if its judged outcome were `outcome_value`
         if by_outcome_n2 is not None and (outcome_value := float(outcome_no[has_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_reward_n = by_outcome_n2[:, int(outcome_value)].double()
         estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, has_outcome_n, counterfactual_reward_n)
@@ -326,8 +326,7 @@ def _estimate_for_outcome(
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     count_of_others_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    # If all rewards of a prompt are equal, the deviation is exactly 0. So the mean of the others is exactly the completion's
-    # reward.
+    # Start from the reward: if all rewards of a prompt are equal, the deviation is exactly 0, so the mean is exact.
     reward_or_mean_n = torch.where(prompt_stats.member_n, reward_above_lowest_n, prompt_stats.mean_n())
     prompt_mean_n = reward_or_mean_n - prompt_stats.deviation_n * prompt_stats.count_n() / count_of_others_n.clamp(min=1.0)
     prompt_mean_n = torch.where(count_of_others_n > 0, prompt_mean_n, torch.nan)
@@ -352,12 +351,12 @@ def _estimate_for_outcome(
     variance_en = torch.where(is_certain_en, 1.0, variance_en.masked_fill(is_certain_en.any(dim=0), torch.inf))
     combined_estimate_n = average_by_precision(estimate_en, variance_en)
     combined_estimate_n = torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n)
-    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding the lowest reward again may round the sum
+    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # undoing the subtraction of `lowest_reward` may round
     return torch.where(is_own_reward_n, reward_n, combined_estimate_n + lowest_reward)
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Average what the prompt's other completions would get for these outcomes; also return the variance."""
+    """Estimate a completion's reward, and the variance, from what its prompt's others would get for its outcome."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for prompts without rewards
@@ -376,7 +375,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """For each stratum, estimate how much the means of the P other strata vary beyond noise. NaN if P < 2.
+    """For each stratum, estimate the variance of the P other strata's means, minus the part due to noise. NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

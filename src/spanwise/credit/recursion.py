@@ -33,7 +33,7 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    """Compute the advantages of GAE, or of SAE if boundaries are given. Masked tokens get 0.
+    """Compute advantages by GAE, or by SAE (segmental GAE) if `boundary_nt` marks segments. Masked tokens get 0.
 
     A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
     """
@@ -42,7 +42,7 @@ def lambda_advantage(
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
         option_values = torch.as_tensor(option, dtype=torch.float64)
-        is_valid = (option_values >= 0) & (option_values <= 1)  # NaN is not valid
+        is_valid = (option_values >= 0) & (option_values <= 1)  # a comparison with NaN is false, so NaN is refused
         if not bool(is_valid.all()):
             raise RecipeError(f"{name} is {float(option_values[~is_valid][0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -54,7 +54,7 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # c is what a token passes back: A[k] = r[k] - V[k] + c[k+1], with
+    # The recursion runs over c[k], the return that token k hands to the token before: A[k] = r[k] - V[k] + c[k+1], where
     # c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])), and at a masked token c[k] = r[k] + c[k+1].
     carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
@@ -101,7 +101,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     factor_rows = factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
         carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
-    next_carry_n.copy_(carry_rows[0])  # the recursion over earlier tokens starts from this value
+    next_carry_n.copy_(carry_rows[0])  # carry[0] starts the next call, which covers earlier tokens
     return term.copy_(carry_tn[1:].t())
 
 

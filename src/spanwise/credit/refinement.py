@@ -23,7 +23,7 @@ class Refinement:
     name: ClassVar[str] = "refine"
     method: str  # The name of the refining method, such as `ktae`.
     options: Mapping[str, Any] = field(default_factory=dict)  # The method's options that differ from its defaults.
-    correct: str | None = None  # An objective, whose reward is above 0 if the completion is right; None: the first.
+    correct: str | None = None  # The objective that rewards right completions above 0; None is the first objective.
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
@@ -44,7 +44,7 @@ class Refinement:
 
     @staticmethod
     def of(written: Any) -> Refinement:
-        """Build the refinement from the entry `refine` of a recipe."""
+        """Build a `Refinement` from a recipe's entry `refine`, which names a method that changes token advantages."""
         if isinstance(written, Refinement):
             return written
         recipe_fields: Any = {"method": written} if isinstance(written, str) else written
@@ -55,7 +55,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that the refinement cannot work with."""
+        """Refuse a scheme whose token advantages `refine` cannot change, such as one that credits single turns."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine needs the credit of whole rollouts, but method '{scheme.method}' credits single turns here. Leave refine "
@@ -102,6 +102,6 @@ class Refinement:
         return replace(credit, refined_nt=refined_adv_nt - method_inputs["adv_nt"])
 
     def plain(self) -> dict[str, Any]:
-        """Return the refinement as plain data, ready for YAML."""
+        """Return the recipe's entry `refine` as plain data, ready for YAML."""
         recipe_section = {"method": self.method, "options": dict(self.options), "correct": self.correct}
         return {name: value for name, value in recipe_section.items() if value}

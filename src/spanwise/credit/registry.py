@@ -17,8 +17,8 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: The properties that `spanwise.testing.check_estimator` tests. A method names the ones that it breaks by
-#: design: `exceptions={"shift": "the mean reward is a divisor"}`.
+#: Maps each property that `spanwise.testing.check_estimator` tests to its meaning. A method's `exceptions` map a property
+#: that the method breaks by design to the reason: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "the result is one finite number per completion, block, token or step, in float64 or the dtype of the inputs",
     "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",
@@ -43,9 +43,9 @@ FACTS = (
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: Inputs of methods that are computed from any batch, so no engine has to provide them.
+#: Inputs of methods that spanwise computes from any batch, so no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
-#: Maps an input of methods to the field of `Batch` that it is made from.
+#: Maps a method's parameter to the field of `Batch` from which spanwise computes the parameter.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
 #: Maps a field of `Batch` to its name in messages.
 _WORDS = {
@@ -348,7 +348,7 @@ def preset_objectives(
     is_blockwise = chosen.kind == "block"
     baseline_of_correct = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
-    # A reward function gets the text of the first block in `pays`.
+    # A reward function gets the text of the first block in `pays`, the list of blocks that an objective rewards.
     blocks_paid_by_correct = (first_block,) if is_blockwise else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:
@@ -363,7 +363,7 @@ def preset_objectives(
         )
         objectives.append(second_objective)
     # The format rewards accept an empty tag, because other rewards judge the text inside it.
-    format_blocks = [name for name, _ in layout.blocks if EACH not in name]  # `format` cannot read a repeated block
+    format_blocks = [name for name, _ in layout.blocks if EACH not in name]  # the reward `format` refuses repeated blocks
     can_pay_format = is_blockwise or len(format_blocks) == len(layout.blocks)
     if preset.format and can_pay_format and layout.segmenters == ("tags",):
         settings: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}

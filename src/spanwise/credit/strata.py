@@ -112,7 +112,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a method, and return its `Explained` result, or else its plain result."""
+    """Call a method, and return an `Explained` (advantages with reasons) if the method can, else plain advantages."""
     if isinstance(estimator, functools.partial):
         return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
@@ -220,7 +220,7 @@ class Moments:
     """The count, mean and sum of squared deviations in each stratum (compared set of completions)."""
 
     stratum_n: Int[Tensor, " n"]  # The number of each completion's stratum; -1: in no stratum.
-    member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum.
+    member_n: Bool[Tensor, " n"]  # True if the completion has a stratum and a value to compare, such as a reward.
     deviation_n: Float[Tensor, " n"]  # The value minus its stratum's mean; 0 if the value is absent.
     count_s: Float[Tensor, " s"]
     mean_s: Float[Tensor, " s"]
@@ -248,11 +248,11 @@ class Moments:
         return self.look_up(variance_s.sqrt(), 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Return whether all members of each completion's stratum are equal. Return True for a stratum without members."""
+        """Return whether each completion's stratum holds only equal values. Return True for a stratum without values."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """Look up each completion's stratum in a table, such as the means. Completions without a stratum get `nowhere`."""
+        """Look up each completion in a table of strata, such as the means. Completions without a stratum get `nowhere`."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
@@ -289,7 +289,7 @@ def moments(
             f"for none. Pass group_index(ids) instead of ids of your own."
         )
     is_in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # small stratum numbers keep the tables small
+    if highest_stratum > 16 * len(stratum_n):  # a table has an entry for every number up to the highest, so renumber
         stratum_n = group_index(stratum_n).where(is_in_stratum_n, -1)
         highest_stratum = len(stratum_n)
     is_member_n = is_in_stratum_n & ~value_n.isnan()
@@ -391,8 +391,8 @@ centred = explains(compare_in_strata)
 def _compare_rollouts(
     value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare each turn with its stratum, counting each rollout once. Return rollout count, mean and advantages."""
-    # All turns of a rollout in one stratum count once, with their mean reward.
+    """Compare turns' rewards with their strata, where a rollout counts once. Return rollout count, mean and advantages."""
+    # Merge a rollout's turns in the same stratum into one entry with their mean reward.
     turn_set_moments = moments(value_n, refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1))
     stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)
     is_in_stratum_n = turn_set_moments.stratum_n >= 0

@@ -85,16 +85,16 @@ class RowPart(ABC):
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Compute `Batch` fields from the log-probabilities of the appended token. Batch `number` counts from 0."""
+        """Compute `Batch` fields from log-probabilities of the token that the mode appends. Batch `number` counts from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return (weights, targets, metrics) for a squared error on the appended token. The loss averages `rows` rows."""
+        """Return (weights, targets, metrics) of a squared error at the mode's extra token. The loss averages `rows` rows."""
 
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Clear the mode's extra token in old log-probabilities and advantages. Return both, and its loss by token."""
+        """Cancel old log-probability and advantage of the token that a mode appends. Return both, and its loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of a table with a new entry in each row. Rows with column -1 stay unchanged."""
+    """Return a copy of `value_nt` with `value_n` written at `column_n` of each row. Rows with column -1 stay unchanged."""
     value_nt = value_nt.clone()
     written_row_r = (column_n >= 0).nonzero()[:, 0]
     value_nt[written_row_r, column_n[written_row_r]] = value_n[written_row_r].to(value_nt.dtype)

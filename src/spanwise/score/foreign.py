@@ -23,9 +23,9 @@ _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 class Convention:
     """How a library calls a reward function for one completion."""
 
-    #: Returns whether a function, given with its parameter names, is written for the library.
+    #: Tells from a function and its parameter names whether it was written for a library, such as verl.
     fits: Callable[[Any, frozenset[str]], bool]
-    #: Returns the arguments for the function, by name, from a completion's text and dataset cells.
+    #: Builds the reward function's arguments, by name, from a completion's text and its row of the dataset.
     arguments: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
     #: Splits the function's result into its number and a note, either of which may be None.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)

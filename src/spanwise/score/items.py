@@ -23,7 +23,7 @@ from spanwise.types import BlockText, Status, present, whole_text
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-#: How many reward workers score a training's rollouts, one rollout per call; 0: the training's processes score whole batches.
+#: How many reward workers score rollouts, one rollout per call. With 0, the training processes score whole batches.
 REWARD_WORKERS: ContextVar[int] = ContextVar("reward_workers", default=0)
 
 
@@ -218,9 +218,9 @@ def _failure(result: CallResult) -> str:
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
-    """Raise RewardError if all of several calls failed, in a whole batch. Then the reward function is at fault."""
+    """Raise RewardError if each of two or more calls for a batch failed. Then the reward function is at fault."""
     failed_results = [result for result in results.values() if result.error is not None]
-    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # a worker's only rollout may be at fault
+    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # all results in a worker are of one rollout
         first_failure = failed_results[0]
         error_place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(

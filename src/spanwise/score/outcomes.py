@@ -28,7 +28,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may have in a batch.
 MOST_VALUES = 16
-#: The smallest code number that a string outcome can get. float64 holds all code numbers exactly.
+#: The lowest number that can stand for a string outcome, chosen so that float64 holds every such number exactly.
 _STRING_CODES = 2**52
 
 
@@ -93,7 +93,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call, once each, the outcome functions that objectives name in `given`. Return the outcomes' names and values.
+    """Call once each outcome function that objectives list in the option `given`. Return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """
@@ -120,7 +120,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the objective, such as `correct`, by which a reward scores confidences (None for other rewards).
+    """Return the objective, such as `correct`, against which a reward judges stated confidences, or None if it judges none.
 
     That is its option (`of`), else the only reward that it is given, else `correct` if it is given that or no reward at all.
     """

@@ -5,7 +5,7 @@ let the code start, and their exit status is the verdict. Plain values travel as
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() passes this import on to the tested code and the tests
+from __future__ import annotations  # compile() also applies `annotations` to the tested code and the tests
 
 import _thread
 import builtins
@@ -30,7 +30,7 @@ _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` that run in the process of its object.
+#: Methods of a `Handle` (stand-in for an object of another process) that run in the process of the object.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -39,7 +39,7 @@ _UNARY = {
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
-#: Methods such as `isdigit` that objects of the tested code may not answer, because they could lie.
+#: Methods, such as `isdigit`, that tests cannot call on objects of the tested code, because the objects could lie.
 _JUDGES = {name for kind in (str, set, float) for name in dir(kind) if name.startswith(("is", "startswith", "endswith"))}
 
 
@@ -67,7 +67,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of the class `Handle`. It runs in the other process, or here if the other operand is plain."""
+    """Build an operator, such as `+`, for `Handle`. It runs in the other process, or here if the other operand is plain."""
     operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -115,7 +115,7 @@ class Connection:
                 os._exit(1)
 
     def receive(self) -> list[Any]:
-        """Read a message of the other process. End this process if the message is invalid."""
+        """Read a message from the process at the other end of the connection. End this process if the message is invalid."""
         received_line = self.reader.readline(_LONGEST_LINE)
         if received_line.endswith(b"\n"):
             with suppress(Exception):
@@ -153,7 +153,7 @@ class Connection:
         return result
 
     def serve(self, what: str, target: Any, values: list[Any], names: list[str]) -> None:
-        """Answer one request of the other process."""
+        """Answer one request from the process at the other end of the connection."""
         error, result, arguments = None, None, []
         try:
             arguments = [self.decode(argument) for argument in values]
@@ -220,7 +220,7 @@ class Connection:
         return ["object", id(value), unary_names]
 
     def decode(self, value: Any) -> Any:
-        """Return the value that the other process encoded, or a stand-in for it."""
+        """Decode a value that the process at the other end sent, with a `Handle` for an object that cannot be copied."""
         if not isinstance(value, list):
             return value
         value_tag, *payload = value
@@ -254,7 +254,7 @@ class Connection:
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return constructor arguments that make a copy of a value of a plain type."""
+    """Return the arguments from which the constructor of a plain type rebuilds a value."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):

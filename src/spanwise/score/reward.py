@@ -28,7 +28,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: A function that judges one completion by its blocks, the block with the tag, and the dataset cell.
+#: A function that judges one completion, given all blocks, the block that holds the tag to judge, and the dataset cell.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -74,7 +74,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Mark rewards without a paid block (`there_n` is False) as ABSENT. Keep their numbers in `unused_n`.
+        """Mark rewards ABSENT if the completion has no rewarded block (`there_n` is False). Keep the numbers in `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -93,7 +93,7 @@ class Reward(ByCompletion):
         notes: Sequence[str | None] | None = None,
         measured: Sequence[Sequence[float]] | None = None,
     ) -> Reward:
-        """Build a reward from lists of one value per completion. None: no reward, as `status` says (default ABSENT).
+        """Build a `Reward` from lists with one entry per completion. None: no reward, as `status` says (default ABSENT).
 
         Args:
             status: why a value is missing; read where the value is None or the status is BROKE, OK elsewhere.
@@ -144,7 +144,7 @@ Scored = Mapping[str, Reward]
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, with one cell per completion."""
     if name not in columns:
-        # List only values with a length. Trainers also pass values that are no columns of the dataset.
+        # Trainers also pass values that are no columns of the dataset. The message leaves out those without a length.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
@@ -153,14 +153,14 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first paid block that has a tag. Return {} without the tag, None without a paid block."""
+    """Return the first block in `pays` that holds a tag. Return {} if no block holds the tag, None if there is no block."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     first_block = next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
     return {**first_block, "": without_end(first_block[""] or "")} if first_block and not tag else first_block
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
-    """Return the content of a tag in the first paid block that has it. Return None without such a block."""
+    """Return the content of a tag from the first block in `pays` that holds the tag. Return None if no block does."""
     return (block_with(blocks, pays, tag) or {}).get(tag)
 
 
@@ -173,7 +173,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by a rule's verdict. A completion without any block in `pays` has no reward (ABSENT)."""
-    # `rule` returns a verdict, a request for `check`, or None if it cannot judge.
+    # `rule` returns a verdict, None if it cannot judge, or a tuple, the request that `check` turns into a verdict.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
@@ -239,7 +239,7 @@ class BuiltIn:
         return {name: x.default for name, x in function_parameters if name not in ("text", "pays", "columns", "scored")}
 
 
-#: For each reward, the options that change no verdict, only where and how fast it is made. A resumed run may change them.
+#: Options that change where and how fast a reward's verdict is made, but not the verdict. A resumed run may change them.
 FREE_OPTIONS = {"judge": ("base_url", "timeout", "max_concurrent", "retries", "cache"), "correct": ("workers",)}
 #: Every reward that a recipe can name.
 REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwise.rewards", entry=BuiltIn)

@@ -143,7 +143,7 @@ def log_score(
 def format_(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tags: Sequence[str] | None = None, empty: bool = False
 ) -> Reward:
-    """Reward 1 if every paid block is well-formed, 0 if not.
+    """Reward 1 if every block in `pays` is well-formed, 0 if not.
 
     Well-formed: every tag of the block (or every one of `tags` that it has) holds something, these tags open and close once, in
     order, without nesting, and no tag of another block stands in this one. The first opening tag may be missing, as the prompt
@@ -230,7 +230,7 @@ def _score_confidence(
     confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated_text is None else parse_confidence(stated_text) for stated_text in confidence_texts]
     rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_rewards, strict=True)]
-    # If the outcome is unknown, the reward is missing for the same reason.
+    # If an outcome is unknown, the confidence's reward is missing with the outcome's own status.
     statuses = [
         Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(outcome_status)
         for stated_text, q, outcome_status in zip(confidence_texts, confidences, scored[of].status_n.tolist(), strict=True)

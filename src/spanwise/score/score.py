@@ -143,7 +143,7 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the rewards of completions without any paid block. Refuse a wrong number of rewards or measured costs."""
+    """Remove the rewards of completions without any block in `pays`. Refuse a wrong number of rewards or measured costs."""
     size, value_count, cost_count = len(text), len(reward.value_n), len(measures_of([objective]))
     cost_nc = torch.zeros(size, cost_count).double() if reward.measured_nc is None else reward.measured_nc
     subject = f"The reward of objective '{objective.name}'"
@@ -229,11 +229,11 @@ def _call_key(objective: Objective) -> tuple[Any, ...]:
 
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Add outcomes and statuses, read from the text, to an objective's recorded rewards."""
+    """Score the text again, and add the outcomes and statuses to an objective's recorded rewards."""
     if judge_of(objective) is None:
         return recorded
     new_reward = score_one(objective, text, columns=columns, scored=scored)
-    # Recorded rewards do not say why a reward is missing, so the text is read.
+    # Recordings do not say why a reward is missing, so take the status that `score_one` read from the text.
     has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
     is_unstated_n = (new_reward.status_n == Status.ABSENT) | (new_reward.status_n == Status.UNPARSABLE)
     status_n = torch.where(has_failed_n & is_unstated_n, new_reward.status_n, recorded.status_n)
@@ -265,7 +265,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Replace each objective that has `criteria`, `each` or a block pattern by plain objectives."""
+    """Split each objective by its `criteria` and by the blocks that `each` matches, and replace block patterns by names."""
     return tuple(
         block_objective
         for objective in objectives
@@ -288,7 +288,7 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Split an objective into one for each block that its pattern `each` matches."""
-    if objective.reward == "format" and layout.tags:  # if a completion lacks a block, that block's tags count, too
+    if objective.reward == "format" and layout.tags:  # `format` must also know the tags of blocks that a completion lacks
         objective = replace(objective, options={"tags": list(dict.fromkeys(layout.tags)), **objective.options})
     paid_blocks: dict[str, None] = {}
     for name in objective.pays:
@@ -297,7 +297,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         return [replace(objective, pays=tuple(paid_blocks))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # Put the nearest earlier block first, because `back_off` drops outcomes from the end of `given`.
+        # Put the nearest earlier block first: to compare more widely, `back_off` drops outcomes from the end of `given`.
         earlier_names = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
@@ -311,7 +311,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
-    """Return the option for a reward function that names the block or tag to score."""
+    """Return the option that tells an objective's reward function which block or tag to score."""
     built_in_reward = built_in(objective)
     if built_in_reward is None:
         sees_part = calling_convention(objective) is not None and objective.options.get("sees") == "part"
@@ -387,7 +387,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in (*named_blocks, objective.options.get("block")):
         if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # If options name blocks, each of them and the first rewarded block need the tag. Otherwise one rewarded block needs it.
+    # The reward's tag must be in `pays[0]` and in each block that options name, or in any block of `pays` if none is named.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

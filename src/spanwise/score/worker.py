@@ -32,10 +32,10 @@ try:
 except ImportError:  # Windows has no module `resource`
     resource = None
 
-# Possessive quantifiers keep the time linear. `_LETTER` matches no letter that formulas use, such as Greek ones.
+# Matches a letter of words, but no letter that formulas use, such as a Greek one.
 _LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|(?!\d)[\u0300-\u036f\u0900-\u0eff])"
 _DATE = r"[12]\d{3}([/-])[0-3]?\d\3[0-3]?\d|[0-3]?\d([/-])[0-3]?\d\4[12]\d{3}"
-_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")
+_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")  # `++` keeps the search linear
 _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++))[eE]([+-]?[0-9]{1,3})")
 #: Signs that mark mathematics in a text.
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
@@ -279,7 +279,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 
 def main() -> None:
-    """Answer each check that the parent requests on standard input, after a harmless one that shows that checks work."""
+    """Run a harmless check to show that checks work, and then answer each request that arrives on standard input."""
     check_kind, memory_limit = sys.argv[1], int(sys.argv[4])
     processor_seconds, clock_seconds = map(float, sys.argv[2:4])
     # Libraries must not print into the pipe that carries the replies.

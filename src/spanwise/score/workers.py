@@ -119,7 +119,7 @@ class Worker:
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request, twice if the first check fails. Return the verdict, and whether to cache it."""
+        """Have the worker check an answer, twice if the first check fails. Return the verdict, and whether to cache it."""
         verdict, has_failed = self._check_once(request)
         if has_failed:
             # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
@@ -130,7 +130,7 @@ class Worker:
         return verdict, not (has_failed or self.failed)
 
     def _check_once(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request without a second try. Return the verdict, and whether the check hung or its process died."""
+        """Send a request to the worker process once. Return the verdict, and whether the check hung or its process died."""
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # the process died while idle, so no request is to blame
         if self.process is None and (start_fault := self.start()):
@@ -190,7 +190,7 @@ class Worker:
         if worker_process is None:
             return None
         worker_process.kill()
-        with contextlib.suppress(OSError), worker_process:  # closes the pipes and waits for the process
+        with contextlib.suppress(OSError), worker_process:  # `Popen.__exit__` closes the pipes and waits for the process
             pass
         return worker_process.returncode
 
@@ -202,7 +202,7 @@ def check_limits(options: Mapping[str, Any]) -> None:
 
 
 class Workers:
-    """Check requests in worker processes with a deadline, and cache verdicts. Threads, asyncio and forks may share it."""
+    """Runs checks in worker processes with a deadline, and caches verdicts. Threads, asyncio and forks may share it."""
 
     kind: str  # the kind of check, a key of `KINDS`
 
@@ -244,7 +244,7 @@ class Workers:
         """Stop the workers. A later check starts them again."""
         for worker in self._workers:
             if (worker_process := worker.process) is not None:
-                worker_process.kill()  # threads that wait for a reply can then end
+                worker_process.kill()  # killing the process ends a thread's wait for its reply
         self._threads.shutdown()
         for worker in self._workers:
             worker.stop()

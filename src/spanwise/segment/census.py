@@ -16,7 +16,7 @@ class Census:
 
     size: int  # The number of completions.
     wanted: Mapping[str, int]  # Maps the layout's marks (such as tags) to how many completions hold each.
-    others: Mapping[str, int]  # Maps other marks to how many completions hold each, most frequent first.
+    others: Mapping[str, int]  # Maps marks (such as tags) outside the layout to counts of completions, highest first.
     segmenter: str = "tags"  # The segmenter that finds the marks.
 
     @property
@@ -35,7 +35,7 @@ class Census:
 
     @property
     def sentence(self) -> str:
-        """Say which marks of the layout are lacking, and what completions hold instead. "" if none is."""
+        """Say which of the layout's marks (such as tags) completions lack, and which they hold instead. "" if none."""
         if not self.lacking:
             return ""
         marks_with_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)

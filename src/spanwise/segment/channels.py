@@ -53,7 +53,7 @@ _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: Llama's special tokens before and after a role, as in `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Special tokens that belong to a channel if they stand before its opening sign.
+#: Special tokens that count as part of a channel (reasoning, tool call or answer) if its opening token follows.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Special tokens that end a header or a section, and neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
@@ -65,7 +65,7 @@ _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis"
 _ANY_OPENING = {*_OPENS, *_HEADER}
 #: Special tokens that end a channel that has no closing sign.
 _NEXT = _ANY_OPENING | _LEADS
-#: If one of these tokens begins a turn, the turn does not continue reasoning that its prompt opened.
+#: Special tokens which, at the start of a turn, show that the turn does not continue reasoning opened by the prompt.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -133,13 +133,13 @@ class _Reader:
         #: Each channel's name, its first byte, and its content's bytes (None if cut off).
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
-        self.unclaimed = 0  # The first byte that belongs to no channel yet.
+        self.unclaimed = 0  # The first byte that is not yet assigned to a channel, such as reasoning.
         self.lead_start: int | None = None  # The first byte of special tokens that belong to the next channel.
-        self.turn_end = 0  # The index of the sign that ends the current turn.
+        self.turn_end = 0  # The index in `signs` of the special token that ends the current turn.
         self.last_index: dict[bytes, int] = {}  # Maps each special token to its last index in this turn.
 
     def run(self) -> None:
-        """Read all turns of the completion into `channels` and `fault`."""
+        """Read all turns of the completion: list their channels in `channels`, and collect the faults in `fault`."""
         turn_ends = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         sign_index = 0
         for turn_end in (*turn_ends, len(self.signs) - 1):
@@ -206,7 +206,7 @@ class _Reader:
         return end_index + is_closing_sign
 
     def _read_message(self, index: int) -> int:
-        """Read a message in the format harmony of gpt-oss."""
+        """Read a message in harmony, the message format of gpt-oss."""
         sign = self.signs[index]
         end_sign = self.signs[self.turn_end]
         body_index = index_of_first(self.signs, range(index, self.turn_end), (_MESSAGE,))

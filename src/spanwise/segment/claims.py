@@ -150,7 +150,7 @@ Finder = Callable[[Sample], Found]
 
 @dataclass(frozen=True, eq=False)  # a segmenter is hashed by identity, because a function of the user may have no hash
 class Segmenter:
-    """A registered segmenter. One function finds a layout's blocks, and others list a text's marks (tags, ...).
+    """A named method to find a layout's blocks in text. One function finds them, and others list a text's marks (tags, ...).
 
     Attributes:
         name: as in layouts.
@@ -190,7 +190,7 @@ class Pieces(NamedTuple):
     blocks: tuple[int, ...]  # The index of each piece's block in the layout.
     starts: tuple[int, ...]  # The first byte of each piece. A piece ends where the next one starts.
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # the content of each complete part
+    contents: Mapping[tuple[int, str], Inner]  # The content of each layout part, such as a tag, that is complete.
 
 
 def assign(
@@ -246,7 +246,7 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         if claim.inner is not None:
             content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
-    # If several pieces start at the same byte, the last one gets the byte.
+    # Of several pieces (runs of bytes of one block) with the same start, the last one is kept.
     piece_pairs = pairwise([(-1, -1), *block_pieces])
     block_by_start = {start: block for (_, previous_block), (start, block) in piece_pairs if block != previous_block}
     return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), content_of_part)
@@ -256,7 +256,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     """Cut a completion where segmenters found text. Return the pieces and the claims that were kept."""
     block_pieces = [] if rest is None else [(0, rest)]
     kept_claims = list[Claim]()
-    # A match without an end stops where the next match without an end starts.
+    # A text found without an end (`stop` is None) ends where the next text without an end starts.
     open_claim_starts = [claim.start for claim in claims if claim.stop is None]
     stops_of_open_claims = iter([*open_claim_starts[1:], length])
     open_stops_and_blocks = [(length, rest)]
@@ -265,7 +265,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
         min_stop = claim.stop or content_stop
-        if min_stop <= open_stops_and_blocks[-1][0]:  # keep only a match that ends within the outer match
+        if min_stop <= open_stops_and_blocks[-1][0]:  # skip a text that would end after the text around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             kept_claims.append(claim)
@@ -274,7 +274,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Remove from the stack the texts that end at or before a byte. Return the stretches in which the outer texts go on."""
+    """Pop the texts that end at or before the position `byte`. Return the stretches in which the texts around them go on."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

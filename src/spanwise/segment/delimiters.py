@@ -61,7 +61,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
 
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """Return the token ids of delimiters (signs) that are added tokens, and a pattern for the other delimiters."""
+        """Split delimiters into those that are added tokens (returned as ids) and all others (returned as a pattern)."""
         added_sign_ids = [token_id for token_id in vocabulary.added if vocabulary.pieces[token_id] in signs]
         added_signs = {vocabulary.pieces[token_id] for token_id in added_sign_ids}
         spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
@@ -120,7 +120,7 @@ def _says(text: str) -> list[str]:
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`. The module has the rules."""
     parts_of_mark = group_by_mark(parts, bare=False)
-    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps opening signs to marks and closing signs
+    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps an opening delimiter to its mark and closing delimiter
     for mark in parts_of_mark:
         opening_sign, closing_sign = signs_of(mark)
         if opening_sign.encode() in mark_of_opening:
@@ -153,7 +153,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing_sign:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault_flags |= Fault.ORDER if inner_signs else 0  # a closing sign of another pair stands inside
+                fault_flags |= Fault.ORDER if inner_signs else 0  # each inner sign closes another pair of delimiters
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
             is_complete = has_closing_sign or not closing_sign
             content_span = (sign.end, end_sign.start) if is_complete else None

@@ -43,12 +43,12 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # `paths` lists no JSON path with more keys and indices than this
+_MOST_STEPS = 20  # the most keys and indices of a JSON path that `paths` lists
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
-#: Matches a bracket, a comma or a JSON string (text, closing quote, colon of a key).
+#: Matches a bracket, a comma or a JSON string. Groups: the string's text, its closing quote, the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
 #: The values of `match.lastindex` for a string without a closing quote and for a key.
 _BROKEN, _KEY = 1, 3
@@ -68,7 +68,7 @@ class Node:
     counted: bool  # whether each element of this array is a block of its own
 
 
-#: The node of every JSON value that the layout does not name.
+#: One shared node for all JSON values that the layout does not name.
 _NOWHERE = Node(None, {}, counted=False)
 
 
@@ -229,7 +229,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the tree of nodes from the JSON paths of some parts."""
+    """Build the tree of nodes for the JSON paths that a layout's parts name."""
     node_parts = [part for part, steps_left in paths if not steps_left]
     if node_parts and len(paths) > 1:
         outer_part = node_parts[-1]
@@ -252,7 +252,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return a path step's key in `Node.steps`. The part's index replaces `[*]` (-1), if it has one."""
+    """Return the key in `Node.steps` for one step of a JSON path. The part's index replaces `[*]` (-1), if it has one."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step

@@ -271,7 +271,7 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
-    """Locate the outermost nodes of a syntax tree that a function accepts."""
+    """Locate the nodes of a syntax tree that `match` accepts, except those inside an accepted node."""
     locations = list[tuple[int, int, bool]]()
     nodes_to_visit = [root]  # tree-sitter's own queries would take quadratic time
     while nodes_to_visit:

@@ -92,7 +92,7 @@ def find_blocks(
     return block_spans, block_texts
 
 
-#: Cuts completions into pieces, which are runs of bytes of one block.
+#: A function that cuts completions into pieces. All bytes of a piece belong to one block.
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
@@ -100,7 +100,7 @@ _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 def _build_cutter(layout: Layout, segmenters: tuple[Segmenter, ...]) -> _Cutter:
     """Return a function that cuts completions into runs of bytes (pieces), each of one block."""
     if layout.segmenters == ("tags",):
-        # The parser of tags cuts the text itself, because it also needs their order.
+        # `TagParser` cuts the text itself, because the blocks depend on the order of the tags.
         tag_parser = TagParser(layout)
         return lambda texts, _: [tag_parser.parse(text)[0] for text in texts]
     finders = [segmenter.function(layout.parts_of(segmenter.name), layout=layout) for segmenter in segmenters]
@@ -139,16 +139,16 @@ def _segment_rows(
         for text, (first, stop), (start, _) in zip(completion_bytes, token_spans, byte_spans, strict=True)
     )
     pieces_n = cutter(completion_bytes, samples)
-    # The suffix `_p` stands for an index over the pieces of all completions.
+    # An array with the suffix `_p` has one entry per piece (run of bytes of one block), over all completions.
     row_of_piece_p = np.repeat(np.arange(completion_count), [len(pieces.starts) for pieces in pieces_n])
     block_of_piece_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     start_in_text_p = np.array([start for pieces in pieces_n for start in pieces.starts], dtype=np.int64)
     first_byte_p = start_in_text_p + byte_offsets[row_of_piece_p]
-    # A token belongs to the block of its first byte. A piece that starts inside a token begins with the next one.
+    # A token belongs to the block of its first byte, so a block that starts inside a token gets only the tokens after it.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += first_byte_t[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_offsets[row_of_piece_p + 1])
-    # The first piece starts at the first token, even if that token has no bytes.
+    # A completion's first block starts at the first token, even if that token has no bytes.
     first_token_p[np.flatnonzero(np.diff(row_of_piece_p, prepend=-1))] = token_offsets[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
     byte_count_p = np.diff(first_byte_p, append=byte_offsets[-1])
@@ -321,7 +321,7 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Check the tags of a text. Return the faults, the names of misplaced tags, and where each part's content is."""
+        """Check the order and nesting of tags. Return faults, names of misplaced tags, and where each part's content is."""
         fault_flags = 0
         open_names = set[str]()
         misplaced_names = set[str]()

@@ -145,7 +145,7 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every few unlikely tokens. `cuts:5@0.8`: after 5 of probability below 0.8 (0.9 without `@`).
+    """Cut after each N-th unlikely token. `cuts:5@0.8`: after each fifth of probability below 0.8 (0.9 without `@`).
 
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
@@ -175,7 +175,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark that all parts share, such as `32` in `fixed:32`. Refuse different marks."""
+    """Return the mark that all parts of a segmenter share, such as `32` in `fixed:32`. Refuse different marks."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(

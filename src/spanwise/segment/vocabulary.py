@@ -131,7 +131,7 @@ class Vocabulary:
 
 
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
-    """Check that the bytes of a test text's tokens give the text that the tokenizer decodes."""
+    """Check on a test text that the vocabulary's bytes spell what the tokenizer decodes."""
     try:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # the vocabulary may hold no token for the test text
@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # the tokenizer, too, leaves a text with characters outside its alphabet unchanged
+    except KeyError:  # a byte-level tokenizer leaves a text unchanged that has characters outside its alphabet
         return text.encode()
 
 

@@ -95,7 +95,7 @@ class HistoryWeight:
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * mean_reward][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return the anchors and rates that a resumed run needs, as numbers ({} before the first batch)."""
+        """Return the anchors (expected success rates) and batch means for a resumed run ({} before the first batch)."""
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:

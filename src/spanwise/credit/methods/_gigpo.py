@@ -151,7 +151,7 @@ def _is_hashable(state: Any) -> bool:
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first state that this text resembles, or a new number."""
+    """Return the index of the first known text that is similar to `state`, or the next free index if none is."""
     for number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
         # `ratio` is slow, so test two cheap upper bounds of it first.

@@ -201,7 +201,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # Explain a turn's zero credit by the comparison of whole rollouts.
+        # The reason for a turn's zero credit comes from the comparison of whole rollouts by their summed rewards.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)
@@ -209,7 +209,7 @@ def assign_turns(
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
         credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
-        # If no turn of a rollout has a paid block, the last token of its last turn gets the credit for `if_missing`.
+        # A rollout without any rewarded block is credited for its `if_missing` reward at the last token of its last turn.
         stop_row_i = timeline.last_with(length_sk.sum(dim=1) > 0)[pays_stop_j]
         credit = replace(credit, stop_n=credit.stop_n.index_put((stop_row_i,), step_adv_nm[stop_row_i, 0]))
     else:
@@ -221,7 +221,7 @@ def assign_turns(
         credit = assign(
             rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
         )
-        if not credits_turns:  # a rollout's reward may be the sum of its turns' `if_missing`
+        if not credits_turns:  # `assign` sees no missing reward in a sum of turns' `if_missing`, so gives no stop credit
             credit = replace(credit, stop_n=torch.where(pays_stop_j, credit.explained[0][:, 0], 0.0))
         credit = credit.take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0
@@ -279,7 +279,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Keep the weights of the objectives that `has_weight_m` marks, and set all others to 0."""
+    """Set the weight of each objective to 0 unless its entry in `has_weight_m` is True."""
     return [
         objective if has_weight else replace(objective, weight=0.0)
         for objective, has_weight in zip(objectives, has_weight_m.tolist(), strict=True)
@@ -324,7 +324,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_sm[:, m] = torch.where(is_last_turn_s, turn_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
         else:  # If no turn has a reward, the last turn gets NaN and the others get 0.
-            # Without a `scope`, `if_missing` counts at most once per rollout, for its last turn.
+            # If an objective has no `scope`, a rollout gets the reward `if_missing` at most once, at its last turn.
             lacks_reward_s = ~is_checked_sm[:, m]
             if objective.scope is not None:
                 lacks_reward_s &= turn_reward_s.isnan()
@@ -341,7 +341,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return each turn's reward as methods of `kind` compare it, and the same with NaN for turns that do not count.
+    """Return each turn's reward for methods of `kind`, and a copy with NaN for turns that the comparison does not count.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -372,7 +372,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
-    """Mark the rewards whose turn was checked, even if the check failed. Their status is neither ABSENT nor UNSCORED."""
+    """Mark rewards that a reward function tried to compute, even in vain. Their status is neither ABSENT nor UNSCORED."""
     return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 

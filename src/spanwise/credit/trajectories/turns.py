@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Maps an objective to its reward, or to a `Status` that says why it has none. An objective left out is `UNSCORED`.
+#: Maps an objective's name to its reward, or to the `Status` of a missing reward. Without an entry, it is `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -72,7 +72,7 @@ class Branch:
     response_ids: tuple[int, ...]  # The responses of the turns, and the observations between them.
     mask: tuple[int, ...]  # 1 at each response token that the model sampled.
     turn: tuple[int, ...]  # The turn of each response token; -1 at observations.
-    per_token: Mapping[str, tuple[float, ...]]  # Log-probs and the like: 0 at observations, NaN in turns without them.
+    per_token: Mapping[str, tuple[float, ...]]  # Numbers such as log-probs: 0 at observations, NaN if a turn lacks them.
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,11 @@ class Trajectory:
                     f"The prompt of row {row} lacks the earlier turns; pass the turns that `rows()` of its trajectory "
                     "returns."
                 )
-        trajectory, step, group = map(list_ids, (trajectory, step, group))  # lists, because pandas looks up by label
+        trajectory, step, group = map(list_ids, (trajectory, step, group))  # indexing a pandas Series would go by label
         timeline = build_timeline(trajectory, torch.tensor(step, dtype=None if step else torch.long))
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
-        # Rewards without a row here may belong to rows of other processes.
+        # A reward whose trajectory has no row in `rows` may belong to a row of another training process.
         rowless_ids = [name for name in rewards or {} if name not in rows_by_trajectory]
         if rowless_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
             raise RewardError(
@@ -196,7 +196,7 @@ class Trajectory:
         return turn_path[::-1]
 
     def rows(self) -> Trajectory:
-        """Put the whole context of each turn into its prompt, so that no turn has a parent. This undoes `merged`."""
+        """Write each turn's whole context into its prompt, so that no turn needs an earlier one. This undoes `merged`."""
         turns_with_context = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
         return replace(self, turns=tuple(turns_with_context))
 
@@ -251,7 +251,7 @@ class Trajectory:
             )
 
     def branches(self) -> list[Branch]:
-        """Return the sequences to train on: the turns that lead to each turn without a child. A turn is in one sequence only."""
+        """Return the chains of turns to train on, one per turn that no later turn continues. A turn is in one chain only."""
         parent_turns = {turn.parent for turn in self.turns}
         used_turns: set[int] = set()
         branches = []
@@ -308,7 +308,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
     for name, value in rewards.items():
         try:
             is_valid_reward = isinstance(value, Status) or math.isfinite(value)
-        except TypeError:  # the reward is not a number
+        except TypeError:  # `math.isfinite` refuses a value that is not a number
             is_valid_reward = False
         if not is_valid_reward:
             raise RewardError(
@@ -438,7 +438,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
 
 
 def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -> list[Int[Tensor, " b"]]:
-    """Split a batch into mini-batches of whole prompts, however many rows a prompt's turns have.
+    """Split a batch into mini-batches of `prompts_per_batch` prompts, each prompt with all of its rows.
 
     Args:
         group_s: prompt ids, in any order, of any sizes.

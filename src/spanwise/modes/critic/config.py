@@ -156,7 +156,7 @@ class CriticConfig(Mode):
         )
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a scheme whose method reads no values of a critic."""
+        """Refuse a scheme whose method, such as `grpo`, does not use a critic's values."""
         if not scheme.value_names:
             raise RecipeError(
                 f"Method '{scheme.method}' needs no critic. Leave the critic out, or use method 'gae' or 'sae'."

@@ -26,7 +26,7 @@ ABOUT = "critic.json"
 
 
 class Saved(NamedTuple):
-    """The description of a saved critic: names of its values, settings and tokenizer."""
+    """The description of a saved critic: its settings, its tokenizer, and the names of the values that it predicts."""
 
     names: list[str]
     config: CriticConfig

@@ -116,7 +116,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference log-probability (at most 0) so high that no score can reach 1."""
+        """Refuse a reference with which no score, beta (logp - reference), can reach 1, as a logp is at most 0."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"Set beta to {lowest_beta:.2f} or more" if reference < 0 else "Set a reference below 0"
@@ -140,7 +140,7 @@ class Laser(Mode):
         return self.first_mix is not None and number >= self.first_mix
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a scheme without laser's objective, or with credit for turns instead of completions."""
+        """Refuse a scheme that lacks the objective `self.verdict`, or that credits turns instead of whole completions."""
         if self.verdict not in scheme.names:
             raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
         if_missing = scheme.objectives[scheme.names.index(self.verdict)].if_missing
@@ -156,7 +156,7 @@ class Laser(Mode):
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse an engine that does not give laser its log-probabilities."""
+        """Refuse an engine that does not provide `score_n`, the policy's score of each of its own completions."""
         if "score_n" not in provided:
             raise RecipeError(
                 f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n). In this setting, "
@@ -190,7 +190,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return laser's recorded scores for some rows of one step. Empty if its credit has no scores."""
+        """Return a policy's recorded scores of its own completions, for `rows` of one step. {} if the credit uses none."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -233,7 +233,7 @@ class Laser(Mode):
 
     @property
     def judge(self) -> str:
-        """The name of the objective whose reward laser's score predicts. The reward is 1 or 0."""
+        """The name of the objective whose reward, 1 or 0, the policy's score of its own completion predicts."""
         return self.verdict
 
     def note(self, table: Any) -> str:
@@ -258,7 +258,7 @@ class Laser(Mode):
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         mix_share_n1, relative_score_n1 = (vector_n[:, None] for vector_n in self._compared(batch.score_n, batch.group_n))
-        # If each objective has its own credit, change only the credit of the objective `self.verdict`.
+        # If each objective has its own advantages, mix the policy's score of itself only into those of `self.verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
             credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)

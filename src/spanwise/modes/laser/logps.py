@@ -18,12 +18,12 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: The first mean score may lie this far outside [0, 1] without an error, and this far from 0 without a warning.
+#: A first mean score further than `_FAR` outside [0, 1] is an error. One further than `_NEAR` from 0 gives a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
-    """Return the id of the token reserved for the confidence. Refuse a token that the policy may write."""
+    """Return the id of `laser.token`, whose probability is a confidence. Refuse a token that the policy may write."""
     vocabulary = tokenizer.get_vocab()
     token_setting = f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
@@ -104,7 +104,7 @@ class ScoreReader:
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
-    """Set the reference log-probability of the mode laser to the measured mean, or check a given reference."""
+    """Set `laser.reference` to the starting policy's mean log-probability, or check the value that the recipe gives."""
     known_logp_n = logp_n[~logp_n.isnan()].double()
     if not len(known_logp_n):
         raise DataError(
@@ -136,7 +136,7 @@ def measured(
 
 
 class Appended(RowPart):
-    """Runs laser in verl and SkyRL: the reserved token is appended to each row that ended."""
+    """Runs laser (a policy's scores of its own answers) in verl and SkyRL, with one more token after each ended row."""
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
         end_ids = getattr(generation, "eos_token_id", None)
@@ -162,12 +162,12 @@ class Appended(RowPart):
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
-        """Compute and keep each row's score. Return the scores only for batches whose credit uses them."""
+        """Compute and store the policy's score of each row. Return the scores only for batches whose credit uses them."""
         self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return (weights, targets, metrics) for the squared error of the reserved token's log-probability."""
+        """Return (weights, targets, metrics) of the squared error that fits `laser.token`'s log-probability to verdicts."""
         laser = self.mode
         score_n = self._score_n
         metrics: dict[str, float] = {}
@@ -192,7 +192,7 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Clear laser's extra token in old log-probabilities and advantages. Return both, and laser's loss by token."""
+        """Cancel old log-probability and advantage of the token that laser appends. Return both, and its loss by token."""
         # After a row's last trained token, the advantage table holds the weight of laser's squared error.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)

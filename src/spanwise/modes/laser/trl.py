@@ -34,9 +34,9 @@ class SelfRewarding(TrlPart):
         vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # The content of `laser.json`; None before the first batch.
-        # The reserved token's log-probabilities: `passes` from the first and last forward pass after `generate`, `heard`
-        # from each call of `generate`.
+        # The log-probabilities of `laser.token` from the first and the last forward pass after `generate`.
         self.passes: list[Tensor] = []
+        # The log-probabilities of `laser.token` from each call of `generate`.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
@@ -52,7 +52,7 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """True if scores are needed before the loss. The credit or the reference may need them."""
+        """True if the credit or `laser.reference` needs the policy's scores before the loss is computed."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
@@ -145,7 +145,7 @@ class SelfRewarding(TrlPart):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
         self._class_sums, self._summed_rows = torch.zeros(4), 0
-        if self._generation >= mode.reasoning_warmup:  # the warm-up of laser's loss is over
+        if self._generation >= mode.reasoning_warmup:
             verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(has_ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
@@ -189,12 +189,12 @@ class SelfRewarding(TrlPart):
         return self.mode.alpha * loss, metrics
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """Return the recorded log-probabilities of the reserved token. Rows without one are NaN."""
-        if "old_per_token_logps" in output:  # the first recorded forward pass was the policy's
+        """Return the log-probabilities of `laser.token` that forward passes recorded. Rows without one are NaN."""
+        if "old_per_token_logps" in output:  # TRL's first forward pass, `passes[0]`, was then the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # true if one call of `generate` made all rows
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call of `generate` sampled the whole batch
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
@@ -217,7 +217,7 @@ class SelfRewarding(TrlPart):
 
     @torch.no_grad()
     def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
-        """Compute the reserved token's log-probability in all rows with TRL's forward pass, which gets each row's images."""
+        """Compute the log-probability of `laser.token` after each row by TRL's forward pass, which gets the row's images."""
         trainer, table_names = self.trainer, ("ids", "mask")
         ids_nl, mask_nl = (torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in table_names)
         width_and_batch_size = (output["completion_ids"].shape[1], trainer.args.per_device_train_batch_size)

@@ -267,7 +267,7 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
-        # The cache stores the number of a choice, so the digest must cover the numbers of all choices.
+        # The cache holds a verdict as a number, so the cache key must include the number of each choice.
         return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, part_names)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
@@ -281,7 +281,7 @@ class _RequestForm:
         except openai.APIStatusError as error:
             is_unsupported = error.param in ("temperature", "max_tokens") and f"{error.code}".startswith("unsupported")
             if error.status_code not in (401, 403, 404) and not is_unsupported:
-                raise  # this question is at fault, for example too long
+                raise  # the server may refuse one question only, such as an overlong one
             advice = f"Set {error.param}: null to leave it out" if is_unsupported else "Check model, base_url and key"
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None
             refusal_text = f"{server_message or error.message}"[:300].rstrip(".")

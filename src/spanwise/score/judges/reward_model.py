@@ -232,7 +232,7 @@ class _RewardModel:
         row_ids = list(encoding["input_ids"])
         marker_positions = []
         for piece in text_pieces if has_steps else ():
-            # The step and the marker are encoded apart, so that no token belongs to both.
+            # Encode each step apart from the marker (the text after each step), so that no token spans step and marker.
             row_ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
             marker_positions.append(len(row_ids) - 1)
         return _Row(tuple(row_ids), tuple(token_type_ids), tuple(marker_positions))

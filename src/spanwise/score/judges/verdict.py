@@ -13,7 +13,7 @@ from spanwise.score.worker import MISSING, json_value
 
 _VERDICT = re.compile(r'"verdict"\s*:\s*"?')
 _OBJECT = re.compile(r'\{\s*"')
-_JSON = json.JSONDecoder(strict=False)  # Not strict, because judges write line breaks into JSON strings.
+_JSON = json.JSONDecoder(strict=False)  # A strict decoder refuses the line breaks that judges write into JSON strings.
 _LABEL = r"[\W_]{0,30}?(?:[\w *]{1,30}:[\W_]{0,30}?)?"  # Matches a label, such as "Verdict:".
 _LIST_NUMBER = re.compile(r"(?m)^[^\w\n]*\d+[.)]\s")  # Matches a list's numbers (`1.`, `2.`), which are no verdicts.
 #: Matches a model's thoughts before its answer, unless the reply begins with JSON.
@@ -38,7 +38,7 @@ class Judgement(NamedTuple):
 def reply_rules(
     choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """Return the sentence that tells a judge what to write, and request options that enforce it."""
+    """Return the instruction on how a judge must answer, and the API options that enforce the instruction."""
     choices_text = " or ".join(f'"{choice}"' for choice in choices)
     if constrain == "choice" or (constrain == "none" and not reasons and not parts):
         choice_options = {"structured_outputs": {"choice": list(choices)}} if constrain == "choice" else {}
@@ -81,7 +81,7 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 
 def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pattern[str]) -> tuple[set[str], Any, Any]:
-    """Read the choices, the reason and the part that a judge's reply names."""
+    """Read from a judge's reply the choices, the reason, and the part of the answer that the verdict is about."""
     choice_of = {_plain(choice): choice for choice in choices}
     json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
     # A choice inside a JSON object that breaks off does not count.
@@ -117,10 +117,10 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     likely_tokens = verdict_token.get("top_logprobs") or [verdict_token]
     text_probabilities = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
-    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "" is for tokens that begin several choices
+    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # key "" is for a token with which several choices begin
     for text, probability in text_probabilities:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
-        if len(begun_choices) > 1:  # "no" does not begin "not sure" if "not" is a token of its own
+        if len(begun_choices) > 1:  # if "not" is also a token, the token "no" does not begin the choice "not sure"
             longer_texts = tuple(other_text for other_text, _ in text_probabilities if len(other_text) > len(text))
             begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
