@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps comparisons to two masks of groups: all rewards equal, two or more rewards. The baseline `batch` has one group."""
+        """Maps compared rewards to two masks of groups: all equal, at least two. The baseline `batch` has one group."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
@@ -48,7 +48,7 @@ class CreditedBatch:
             ids = self.steps.trajectory_s, self.steps.step_s
             reward_nm, peer_reward_nm = worth_of_turns(self.scores, *ids, objectives=objectives, kind=self.scheme.entry.kind)
         names, baselines = list(self.scheme.names), [objective.baseline for objective in objectives]
-        if self.scheme.entry.kind != "block" and len(names) > 1:  # methods that do not credit blocks compare summed rewards
+        if self.scheme.entry.kind != "block" and len(names) > 1:  # without block credit, the sum of rewards is compared
             names, baselines = [*names, " + ".join(names)], [*baselines, None]
             weight_m = weights(objectives, reward_nm)
             reward_nm, peer_reward_nm = (
@@ -81,19 +81,19 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards that are compared without regard to some outcomes in `given`."""
+    """Return, per objective, the share of rewards whose comparison ignores some outcomes in the objective's `given`."""
     multi_outcome_names = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in multi_outcome_names}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """Return each comparison's share of groups whose rewards are all equal. Groups with one reward do not count."""
+    """Return, for each compared reward, the share of groups with equal rewards among the groups of two or more rewards."""
     return {name: float(equal_g[compared_g].double().mean()) for name, (equal_g, compared_g) in batch.agreement.items()}
 
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # If an objective compares across groups, even a group of equal rewards may get credit, so return no share.
+    # With the baseline `none` or `batch`, even a group of equal rewards may get credit, so the metric is left out.
     if not batch.agreement or any(objective.baseline in ("none", "batch") for objective in batch.scheme.objectives):
         return {}
     unanimous_masks, compared_masks = zip(*(batch.agreement[name] for name in batch.scheme.names), strict=True)
@@ -123,7 +123,7 @@ def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
 def dead_strata(
     credit: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Count the compared sets (strata), and those in which no completion gets credit."""
+    """Count the strata (sets of completions that are compared), and the strata in which no completion gets credit."""
     # With a critic, rewards are compared with values, so there are no compared sets.
     if scheme.value_names or credit.adv_nm is None or credit.comparison is None:
         return {}

@@ -21,10 +21,10 @@ class Part:
     """The part of a block that one mark (a tag, a path, ...) finds. Two parts are never equal, even with the same mark."""
 
     block: int  # The number of the block in the layout.
-    segmenter: str  # The name of the segmenter that finds the mark.
-    mark: str  # The tag, path or pattern that the layout writes.
-    key: str  # The name of the part in the block's text (`BlockText`).
-    index: int | None = None  # Which of the mark's matches this part takes; None: all of them.
+    segmenter: str  # The name of the segmenter that finds the part by its mark.
+    mark: str  # The tag, path or pattern in the layout, without the name of a segmenter.
+    key: str  # The name under which `BlockText` holds the part's text.
+    index: int | None = None  # The number of the mark's match that is the part; None: all matches are.
 
 
 @dataclass(frozen=True, init=False)
@@ -87,7 +87,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all blocks, each found by one mark, in the order of the layout."""
+        """The parts of all blocks (texts that a mark finds, such as the text of a tag), in the order of the layout."""
         parts: list[Part] = []
         for block_index, (name, marks, repeat_index) in enumerate(self._single):
             for written_mark in marks:  # a mark such as `json:price` names its own segmenter
@@ -109,7 +109,7 @@ class Layout:
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Maps each block's name to the keys, such as tags, under which `BlockText` holds its texts."""
+        """Maps each block's name to the names, such as tags, that the block's texts have in `BlockText`."""
         return {name: tuple(part.key for part in self.parts if part.block == index) for index, name in enumerate(self.names)}
 
     @cached_property
@@ -199,7 +199,7 @@ class Layout:
                 f"'{self.parts[0].segmenter}'. Leave prefilled out, or use the segmenter tags, delimiters or channels."
             )
         for segmenter in self.segmenters:
-            # A segmenter refuses impossible marks when it is built.
+            # The call builds a segmenter, which raises an error for marks (tags, paths, ...) that cannot work.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
@@ -217,7 +217,7 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
-    """Refuse a block whose name or marks cannot work, such as an empty name."""
+    """Refuse a block whose name or marks (such as tags) cannot work, for example an empty name or a repeated tag."""
     tags_text = ", ".join(marks)
     has_repeated_mark = len(set(marks)) < len(marks)
     possible_faults = {
@@ -231,7 +231,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the blocks as pairs (name, marks). If only names are given, each name is its block's mark."""
+    """Return pairs of a block's name and its marks, such as tags; a block given by name alone has the name as its mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):

@@ -297,7 +297,7 @@ def categorical_value_loss(
             f"mask_nt has shape {tuple(mask_nt.shape)}, but logits_ntb has shape {tuple(logits_ntb.shape)}."
         )
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
-    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # a valid target for masked tokens
+    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # the 0 of masked tokens may lie outside `value_range`
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
     bin_logit_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
     target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
@@ -318,7 +318,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into the error of completions' mean values and the error within completions.
+    r"""Split a critic's squared error into that of each completion's mean value and that of the deviations from the mean.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within
@@ -357,7 +357,7 @@ def critic_error(
     within_error = float(within_error_n[token_count_n > 0].mean())
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
-        """Return the mean and variance over tokens. Equal numbers have a variance of exactly 0."""
+        """Return the mean and the variance of the numbers at unmasked tokens. Equal numbers have a variance of exactly 0."""
         unmasked_number_u = number_nt[mask_nt]
         number_minus_first_u = unmasked_number_u - unmasked_number_u[:1]
         variance = (number_minus_first_u - number_minus_first_u.mean()).square().mean()

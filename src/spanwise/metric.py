@@ -35,9 +35,9 @@ class Metric:
 
     name: str
     of: Callable[[Any], Mapping[str, float]] | None = None  # Computes the metric by block or objective.
-    lasting: Alarm | None = None  # Raised if the metric is beyond its threshold in several training batches in a row.
-    overall: Alarm | None = None  # Raised if the mean over a run is beyond the threshold and `lasting` was never raised.
-    at_end: Alarm | None = None  # Raised if the mean over the last batches of a run is beyond the threshold.
+    lasting: Alarm | None = None  # The alarm if the metric is beyond the threshold in several training batches in a row.
+    overall: Alarm | None = None  # The alarm if a run's mean is beyond the threshold and `lasting` was never raised.
+    at_end: Alarm | None = None  # The alarm if the mean over the last batches of a run is beyond the threshold.
 
     def part(self, key: str) -> str | None:
         """Return the block or objective that a logged key of this metric names. Keys of other metrics give None."""

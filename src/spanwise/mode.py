@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # name, title and warning of the metric at the top of a run's page; the name has no prefix
+    # the metric at the top of a run's page: its name (without the mode's prefix), title and warning
     headline: tuple[str, str, str]
 
 
@@ -56,7 +56,7 @@ class Mode:
     about: ClassVar[str] = ""  # The help text of the mode's section in a recipe.
     metrics: ClassVar[tuple[Metric, ...]] = ()  # The mode's metrics that have alarms.
     page: ClassVar[Page | None] = None  # The mode's section on the report page of a run; None: no section.
-    #: The settings of the mode that verl and SkyRL use, although they have their own configuration. If empty: all.
+    #: The mode's settings that verl and SkyRL take from the recipe, not from their own configuration. Empty: all settings.
     elsewhere: ClassVar[tuple[str, ...]] = ()
     in_scheme: ClassVar[bool] = True  # False if engines get the mode as an argument, not in `Scheme.modes`.
     adds: ClassVar[frozenset[str]] = frozenset()  # The fields of `Batch` that the mode's code in an engine fills in.
@@ -94,7 +94,7 @@ class Mode:
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
-        """Raise a `RecipeError` for a `Scheme` (a rule of credit) that the mode does not work with."""
+        """Raise a `RecipeError` if the mode does not work with a `Scheme`, for example with its method or its objectives."""
 
     def check_provided(self, provided: Collection[str]) -> None:
         """Raise a `RecipeError` if batches lack a field that the mode needs."""
@@ -115,16 +115,16 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with what its training run measured and stored in a folder, such as laser's reference."""
+        """Return the mode with the settings that its training run measured and stored, such as `laser.reference`."""
         return self
 
     @property
     def judge(self) -> str | None:
-        """The name of the objective whose reward the mode's score predicts. Without a score: None."""
+        """The name of the objective whose reward the mode's score of a completion predicts. None without a score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of the mode's score in the credit, and the score relative to the group."""
+        """Return, for each completion's score, its weight in the credit and the score relative to the group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
@@ -170,7 +170,7 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Build the adapters of modes to an engine, by mode name. Modes without code for the engine are skipped."""
+    """Map modes' names to the objects that run the modes inside an engine. Modes without code for the engine are skipped."""
     return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 

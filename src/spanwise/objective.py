@@ -124,7 +124,7 @@ class Objective:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """The names of the outcomes in `given`. The baseline may depend on them. A function's name is "module:function"."""
+        """The names of the outcomes on which the baseline may depend. A function's name is "module:function"."""
         return tuple(outcome if isinstance(outcome, str) else function_name(outcome) for outcome in self.given)
 
     def _check_types(self) -> None:
@@ -237,7 +237,7 @@ def rubric_functions(rubric: Rubric) -> list[tuple[Callable[..., Any], float]]:
 
 
 def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
-    """Bind each object to the function's parameter of that name, and drop these parameters from its signature."""
+    """Bind named objects to a function's parameters with the same names, and drop the parameters from its signature."""
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
@@ -247,7 +247,7 @@ def _bind(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[
 
 
 def _is_function(value: Any) -> bool:
-    """Return whether a value is a function or an object called like one, but not a class."""
+    """Return whether a value can be called like a function and is no class."""
     return callable(value) and not inspect.isclass(value)
 
 
@@ -267,7 +267,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group names such as `reward.part` by their reward if it has more than three parts."""
+    """Collect names by group, where names such as `reward.part` are one group if their reward has more than three parts."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

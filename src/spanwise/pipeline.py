@@ -168,7 +168,7 @@ def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans,
 
 
 def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-    """Credit the blocks of every completion by the scheme's method. The batch holds whole groups.
+    """Compute the credit of completions' blocks by a scheme's method (its estimator). The batch holds whole groups.
 
     Args:
         reading: the reading of all N completions.
@@ -288,7 +288,7 @@ def advantages(
         adv_nt = spread_tokens(credit.token_nt, spans, per=per_or_length, stop_n=credit.stop_n, dtype=dtype)
     if credit.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per_or_length, dtype=dtype)
-    adv_sum_n = adv_nt.sum(dim=1)  # the sum is finite only if all terms are, and needs little memory
+    adv_sum_n = adv_nt.sum(dim=1)  # a sum is finite only if all its terms are, and a test of sums needs little memory
     if not adv_sum_n.isfinite().all() and (bad_position := first_of(~adv_nt.isfinite())):
         n, t = bad_position
         credits_text = ", ".join(f"{block_credit:g}" for block_credit in credit.block_nk[n])

@@ -109,7 +109,6 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    # Task, model and data.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts", "own"] = (
         "digits"
     )
@@ -125,7 +124,6 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
-    # Rule of credit.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -140,7 +138,6 @@ class Recipe(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     refine: str | dict[str, Any] | None = None
 
-    # Training loop.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -156,7 +153,6 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     trainer: dict[str, Any] = Field(default_factory=dict)
 
-    # Evaluation and files.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)
@@ -186,7 +182,7 @@ class Recipe(BaseModel):
             number_type, type_text = (int, "a whole number") if name == "workers" else (int | float, "a number of seconds")
             if isinstance(limit, bool) or not isinstance(limit, number_type):
                 raise ValueError(f"verifier.{name} is {limit!r}, but must be {type_text}.")
-        MathVerifier(**limits)  # refuses a wrong limit, and starts no worker process yet
+        MathVerifier(**limits)  # the constructor refuses wrong limits, and starts no worker process yet
         return limits
 
     @field_validator("*", mode="before")
@@ -205,7 +201,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, but must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # reading these properties refuses a wrong section of the recipe
+        _ = self.modes, self.refinement  # `modes` and `refinement` raise an error for a wrong section of the recipe
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -250,7 +246,7 @@ class Recipe(BaseModel):
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """The recipe's modes (optional features) that are part of its rule of credit."""
+        """The recipe's modes (optional features) that are part of its `Scheme`, the rule of credit."""
         return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
     @property
@@ -373,7 +369,7 @@ def scheme_of(
 
 
 def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of a task that fills in JSON, one reward per field. Other tasks: None."""
+    """Return the objectives of the tasks `fields` and `invoices`, one reward per JSON field, and None for other tasks."""
     if recipe.task not in ("fields", "invoices"):
         return None
     method_entry = method(recipe.method)

@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # maps a folder to its modules whose names another folder also has
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # maps folders to modules that share a name with another folder's
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -129,7 +129,7 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # otherwise import_module would return a user's file of this name
+                del sys.modules[module_name]  # import_module would return the user's file with the same name
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
@@ -177,7 +177,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Put `folder` before a module's path if its file lies in that folder. Then it is found from the current folder."""
+    """Add `folder` to a path `file.py:function` if it holds the file. Then the file is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path

@@ -196,11 +196,11 @@ class Scheme:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The `Batch` fields that `read` needs to find blocks. `logp_nt` if a segmenter cuts by it."""
+        """The `Batch` fields that are needed to find blocks: `logp_nt` if a segmenter cuts by log-probability, else none."""
         return frozenset({"logp_nt"} if any(map(_reads_logp, self.layout.segmenters)) else ())
 
     def check(self, provides: Collection[str], *, at_read: Collection[str] | None = None) -> None:
-        """Refuse to run if the batches lack a field that method, layout or modes need.
+        """Refuse to run if the batches lack a field that the scheme's method, layout, objectives or modes need.
 
         Args:
             provides: the fields of `Batch` that an engine fills in.
@@ -242,7 +242,7 @@ class Scheme:
             )
 
     def check_forgets(self, engine: str) -> None:
-        """Refuse a method with a memory (`RecipeError`), because the engine's checkpoints lose the memory."""
+        """Refuse a method with a memory of earlier batches (`RecipeError`), because the engine's checkpoints lose it."""
         if self.entry.stateful:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, but {engine} saves no such memory in its checkpoints, "

@@ -35,7 +35,7 @@ from spanwise.types import Credit, Spans
 
 __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
-#: The column of turns: each completion has a list of one mapping per turn. Rollout functions may return it.
+#: The column of turns, which rollout functions may return: for each completion, a list with a mapping for each turn.
 TURNS = "turns"
 #: Name endings of metrics that make sense only for a whole batch.
 _OF_WHOLE_BATCHES = ("/unanimous", "/no_signal", "/dead_strata")
@@ -54,7 +54,7 @@ class ReadBatch:
     """A batch with the blocks, rewards and statuses that were read from its completions (`Reading`)."""
 
     batch: Batch  # One row per completion, or per turn.
-    reading: Reading  # Each row's blocks and rewards; rows of other processes have no text, and usually no spans.
+    reading: Reading  # The blocks and rewards of each row; `gathered` has no texts, and usually no spans.
     completions: int  # The number of completions.
     turns: Turns | None = None  # The place of each row's turn in its completion; None without turns.
     gathered: ReadBatch | None = None  # The batch of all processes; None: there is one process.
@@ -188,7 +188,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turn_descriptions = batch.columns.get(TURNS)
     other_columns = {name: column for name, column in batch.columns.items() if name != TURNS}
     turn_batch, turns = by_turn(replace(batch, columns=other_columns))
-    if turn_descriptions is None:  # if a completion has one turn, the column `anchor` may name its start state
+    if turn_descriptions is None:  # if all completions have one turn, the column `anchor` may hold their start states
         anchor_column = None if turns.step_s.any() else turn_batch.columns.get("anchor")
         turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
@@ -241,7 +241,7 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
 
 
 def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, turn_keys: Iterable[str]) -> None:
-    """If an objective pays each turn, refuse a reward that reads only the whole conversation, which all turns share."""
+    """If an objective pays each turn, refuse a reward that reads only the conversation, which is the same for all turns."""
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
     for objective in _paid_by_turn(scheme):
         reward_entry, convention, read_names = built_in(objective), calling_convention(objective), []
@@ -279,10 +279,10 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # The rows of this process; its method `put` joins turns to completions.
+    own: ReadBatch  # The rows of this process. `own.put` turns rows per turn into rows per completion.
     advantages_nt: Float[Tensor, "n t"]  # The advantage of each token of each row.
     spans: Spans  # The blocks of each row; a row that the trainer left out has none.
-    credit: Credit  # The credit of this process's rows; its counts cover the rows of all processes.
+    credit: Credit  # The credit of this process's rows, but with counts over all processes' rows.
     metrics: dict[str, float]  # The metrics over all processes' rows.
     warnings: list[str]  # The warnings that no earlier batch had.
     credits: Credit  # The credit of all processes' rows.
@@ -337,11 +337,11 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Remember metrics that modes compute after the credit. The next `finish` warns of alarming ones."""
+        """Keep metrics that modes (optional features) compute after the credit. The next `finish` warns of alarming ones."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Find and score this process's blocks, turn by turn if scheme or rollouts ask for it."""
+        """Find and score this process's blocks, turn by turn if the scheme needs turns or the rollouts have them."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         local_batch = ReadBatch(row_batch, read(row_batch, self.scheme, self.vocabulary), len(batch.group_n), turns)
@@ -379,7 +379,7 @@ class Step:
         whole_batch: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
-        """Compute the credit and the advantages of a batch that was read.
+        """Compute the credit and the advantages of a batch that `read` returned.
 
         Args:
             read_batch: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
@@ -421,7 +421,7 @@ class Step:
             new_warnings += watch.of_turns(all_rows.reading, all_rows.worth_sm(self.scheme), steps.trajectory_s)
         if learn:
             watched_metrics = {**self._noted, **batch_metrics}
-            if not whole_batch:  # one group's rewards may well be equal
+            if not whole_batch:  # equal rewards in a single group are no reason for a warning
                 watched_metrics = {name: v for name, v in watched_metrics.items() if not name.endswith(_OF_WHOLE_BATCHES)}
             new_warnings += self._watch.of_batch(watched_metrics, step=number)
             self._noted.clear()
@@ -471,13 +471,13 @@ class Step:
         """Return this process's rows as a table of rollouts. Prompts, completions and columns have one entry per row."""
         batch = result.own.batch
         steps_of_all_rows = result.own.everyone.batch.steps
-        if batch.steps is not None and steps_of_all_rows is not None:  # number rollouts over all processes, as groups are
+        if batch.steps is not None and steps_of_all_rows is not None:  # number rollouts over all processes, like groups
             trajectory_s = steps_of_all_rows.trajectory_s[result.own.here]
             batch = replace(batch, steps=replace(batch.steps, trajectory_s=trajectory_s))
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
-        padded_tables: dict[str, Any] = {  # all token tables get the width of the advantages
+        padded_tables: dict[str, Any] = {
             name: wider(table, result.advantages_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None

@@ -19,7 +19,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: The text of a completion by block and tag, such as `text["solution"]["answer"]`. None stands for an absent
-#: block, and for a tag that does not both open and close in its block.
+#: block, and for the text of a tag that its block does not open or does not close.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
 _ROWS = 64  # how many completions are processed at a time, so that data fit into the cache
@@ -94,7 +94,7 @@ class Status(IntEnum):
 
 
 class Fault(IntFlag):
-    """The faults in the form of a completion, as bits that add up. 0 means well-formed."""
+    """What is wrong with the form of a completion, such as a missing tag, as bits that add up. 0 means well-formed."""
 
     NONE = 0
     MISSING = 1  # A part of the layout is missing: its tag never opens, or its JSON path has no value.
@@ -103,7 +103,7 @@ class Fault(IntFlag):
     NESTED = 8  # A part opens inside another part, or another part's closing mark ends it.
     TRUNCATED = 16  # A part opens but never closes.
     EMPTY = 32  # The completion has no trainable token.
-    MORE = 64  # A repeated block matches more often than the layout allows.
+    MORE = 64  # The completion repeats a block more often than the layout allows.
     STRADDLED = 128  # A part has no token of its own, because it lies inside an earlier token.
 
 
@@ -113,7 +113,7 @@ class Zero(IntEnum):
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """Create a member from its number and the words that explain it."""
+        """Create a reason from its number and the words that explain the reason."""
         enum_member = int.__new__(cls, number)
         enum_member._value_, enum_member.words = number, words
         return enum_member
@@ -269,19 +269,19 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """The parts of each advantage `(worth - baseline) / divisor`, and the rewards in its baseline."""
+    """The terms of each advantage `(worth - baseline) / divisor` (worth: a reward), and how rewards were compared."""
 
     worth_nm: Float[Tensor, "n m"]  # The float64 reward, else `if_missing`; NaN if there is neither.
-    #: The float64 number subtracted from `worth_nm`; NaN if no single number is subtracted.
+    #: The float64 baseline, which is subtracted from `worth_nm`; NaN if the baseline is no single number.
     baseline_nm: Float[Tensor, "n m"]
     #: What `worth_nm - baseline_nm` is divided by (float64): 1 for no division, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
-    stratum_nm: Int[Tensor, "n m"]  # The number of the set of compared rewards; -1: none.
-    level_nm: Int[Tensor, "n m"]  # How many of the last outcomes in `given` the comparison ignores.
+    stratum_nm: Int[Tensor, "n m"]  # The number of the set in which the reward is compared; -1: in no set.
+    level_nm: Int[Tensor, "n m"]  # How many outcomes the comparison ignores, from the end of `Objective.given`.
     members_nm: Int[Tensor, "n m"]  # How many rewards are compared; `if_missing` is not counted.
     averaged_nm: Int[Tensor, "n m"]  # How many rewards the baseline averages; 0 if it is not a plain mean.
-    reason_nm: Int[Tensor, "n m"]  # Why the advantage is 0 (`Zero`), or `Zero.CREDITED`.
-    about_nm: Int[Tensor, "n m"]  # The objective that the reason is about; -1: all of them.
+    reason_nm: Int[Tensor, "n m"]  # Why the advantage is 0 (a `Zero`); `Zero.CREDITED` for any other advantage.
+    about_nm: Int[Tensor, "n m"]  # The number of the objective that `reason_nm` concerns; -1: all objectives.
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
         """Take this comparison's entries where the mask is true, and elsewhere those of `other`."""
@@ -289,25 +289,25 @@ class Comparison(ByCompletion):
 
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
-        """Join the comparisons of several objectives as columns of one."""
+        """Join the comparisons of several objectives, side by side, into one comparison with a column per objective."""
         return Comparison(
             **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return a copy whose reasons for zeros (`reason_nm`) fit new advantages."""
+        """Return a copy for new advantages, in which `reason_nm` says which of the advantages are 0, and why."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with NaN as baselines and divisors. No baseline explains its advantages."""
+        """Return a copy with NaN as baselines and divisors, because no baseline explains the new advantages."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Return the comparison for advantages changed to (advantage - `shift`) / `divisor`."""
+        """Return a copy whose baselines and divisors give the advantages (advantage - `shift`) / `divisor`."""
         return replace(self, baseline_nm=self.baseline_nm + shift * self.divisor_nm, divisor_nm=self.divisor_nm * divisor)
 
 
@@ -360,7 +360,7 @@ class Credit(ByCompletion):
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions in which a block, a token or the decision to stop has credit above the tolerance."""
+        """Mark the completions in which a block, a token or the stop has credit beyond `tolerance`, positive or negative."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.

@@ -27,7 +27,7 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason that a key made by `key_of` encodes."""
+    """Return the reason in a key, which `key_of` makes from a reason and an objective."""
     return Zero(key // _OBJECTIVES)
 
 
@@ -38,22 +38,22 @@ class Count:
     reason: Zero
     objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
-    completions: int  # How many completions have this reason in `Zeros.key_n`.
-    rows: tuple[int, ...] = ()  # A few completions that have this reason, or a token with it.
-    has_more_rows: bool = False  # Whether more completions have this reason than `rows` lists.
+    completions: int  # How many completions have the reason in `Zeros.key_n`.
+    rows: tuple[int, ...] = ()  # A few completions with the reason, or else with tokens that have the reason.
+    has_more_rows: bool = False  # Whether `rows` leaves out completions with the reason.
 
 
 @dataclass(frozen=True)
 class Zeros:
     """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
 
-    names: tuple[str, ...]  # The names of the objectives.
+    names: tuple[str, ...]  # The objectives' names, in the order of their numbers in keys.
     key_v: Int[Tensor, " v"]  # The reason why each token has credit or none, as a key.
-    row_v: Int[Tensor, " v"]  # The completion of each token.
-    key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else its tokens' most frequent reason.
+    row_v: Int[Tensor, " v"]  # The row number of each token's completion.
+    key_n: Int[Tensor, " n"]  # A key: CREDITED if a token has credit, else the tokens' most frequent reason (MASKED last).
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective that a reason's key contains. Return "" if it contains none."""
+        """Return the name of the objective in a key, which `key_of` makes. Return "" if the key contains no objective."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int) -> list[Count]:
@@ -70,7 +70,7 @@ class Zeros:
 
 
 def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Return the reason why each block's tokens may have the advantage 0. `key_of` encodes it.
+    """Return why the tokens of each block have the advantage 0, if they do. The reasons are keys (`key_of`).
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives. Reasons
     from ALL_RIGHT to AT_BASELINE rank alike: answers that are all wrong count before the tags, all right, of a later objective.
@@ -78,7 +78,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # Encode the reasons as `key_of` does.
-    # If a credited block has a total of 0, other objectives cancel the credit.
+    # If an objective gives credit but the advantage is 0, the credits of several objectives cancel each other.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
     is_compared_nm = (reason_key_nm >= key_of(Zero.ALL_RIGHT)) & (reason_key_nm < cancelled_key)
@@ -101,13 +101,13 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return the reason why tokens get 0, as far as a trainer's records show it. `key_of` encodes it.
+    """Return why each block's tokens have the advantage 0, as far as a trainer's records show. Reasons are keys (`key_of`).
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
-    placeholder_reward_n = torch.ones_like(group_n).double()  # any numbers do, because only the group sizes are used
+    placeholder_reward_n = torch.ones_like(group_n).double()  # any rewards would do, because only group sizes are used
     group_size_n = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison.members_nm[:, 0]
     reason_key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
     if reward_n is not None:
@@ -146,7 +146,7 @@ def tally_zeros(
             "give one entry to each token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # the next line replaces the key of tokens without a block
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # a token without a block (-1) gets its key in the next line
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

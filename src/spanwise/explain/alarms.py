@@ -15,7 +15,7 @@ from spanwise.registry import registered
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 OF_SCORE = "laser_"  # Metrics of the self-rewarding score have this prefix.
 OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this prefix.
-#: The figures of the score that a policy gives to its own answers.
+#: The names of the evaluation figures of the score that a policy gives to its own answers (mode `laser`).
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
@@ -97,7 +97,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objective names of later list elements, such as `price[2]` if there is also `price[0]`."""
+    """Return the names of objectives of list elements after the first, such as `price[2]` if there is also `price[0]`."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 

@@ -19,12 +19,12 @@ from spanwise.score import REWARDS
 from spanwise.segment.census import census_of
 from spanwise.types import Fault, Status, whole_text
 
-#: Explains how the tokens of a block share its credit.
+#: The sentences that explain how the tokens of a block share the block's credit.
 SHARING = (
     "The number at a token is its share of the credit of its block. Some methods treat the whole completion as one block. "
     "GRPO's own code shares differently: every token gets the whole advantage, and the loss divides by the number of tokens."
 )
-#: The end of a warning that completions can leave out a block at no cost.
+#: The last sentences of the warning about a block that completions can leave out at no cost.
 _DRIFT = (
     "A completion loses nothing if it leaves the block out or writes it unreadably, so the policy may learn to do so. Set "
     "if_missing, the reward for such a completion: Objective(..., if_missing=-1.0)."
@@ -107,7 +107,7 @@ class Watch:
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
-        """Warn if an earlier turn has a higher reward than the turn whose reward counts for the rollout (`worth_sm`)."""
+        """Warn if a turn has a higher reward than its rollout gets (`worth_sm`), which is the reward of a later turn."""
         turn_warnings = {}
         for m, objective in enumerate(self.scheme.objectives):
             is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]

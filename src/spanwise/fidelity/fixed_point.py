@@ -1,4 +1,4 @@
-"""Compute q*, the confidence that a policy learns under a baseline. Ideally q* is the probability of a right answer."""
+"""Compute q*, the confidence that a baseline teaches a policy. Ideally q* is the probability that the answer is right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEWEST = 100
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""Compute exactly which confidence q* a baseline teaches. The reward is the Brier or the log score.
+    r"""Compute exactly the confidence q* that a policy learns with a baseline. The reward is the Brier or the log score.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: the share of the gradient that is left if the outcome is o
@@ -206,7 +206,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return a table of the confidence q* that each baseline teaches."""
+    """Return a table of the confidence q* that a policy learns with each baseline, by group size and probability."""
     p_b = torch.tensor(probabilities, dtype=torch.float64)
     table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):

@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 
 def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """Return the counts, figures and differences of baselines as `fidelity.json` stores them."""
+    """Return the counts of completions, the figures of baselines and their differences, as `fidelity.json` stores them."""
     completion_counts = {
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,
@@ -84,7 +84,7 @@ def fidelity_report(
         completions_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
-    if "share" in counts:  # the counts hold a share only if baselines were measured
+    if "share" in counts:  # the share of usable completions exists only if baselines were measured
         smallest_group_size = min((row["group_size"] for row in figures), default=None)
         used_share = percent(counts["share"])
         headlines = [
@@ -117,7 +117,7 @@ def fidelity_report(
 
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
-    """Say which baseline is nearest to Monte Carlo in the smallest groups."""
+    """Say which baseline's advantages correlate best with Monte Carlo advantages, in groups of the smallest size."""
     correlation_rows = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlation_rows:
         top_row = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)

@@ -31,7 +31,7 @@ from spanwise.types import BlockText, Spans
 
 #: At most this many improbable tokens, and this many other tokens, are drawn per completion.
 MOST = 16
-#: Tokens less probable than this are always re-rolled, because SAE cuts segments there.
+#: Less probable tokens are always re-rolled (sampled anew), because the method `sae` cuts segments at such tokens.
 UNLIKELY = 0.2
 #: The largest numbers of continuations and of tokens in a batch. Larger batches spend too long on the KV cache.
 ROWS, TOKENS = 512, 32_768
@@ -51,7 +51,7 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # The token ids of each completion's prompt.
-    ids_nt: Int[Tensor, "n t"]  # The token ids of each completion, up to the end of the longest first block.
+    ids_nt: Int[Tensor, "n t"]  # The token ids of completions, without the columns after all first blocks.
     mask_nt: Bool[Tensor, "n t"]  # The trainable tokens of the first block.
     reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict.
 
@@ -102,7 +102,7 @@ class Roller:
     def continued(
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
-        """Continue each prefix several times, and return the texts of the blocks."""
+        """Continue each prefix several times, and return the texts of all blocks of the resulting completions."""
         prompts = self.prompt_ids(rows)
         shortest_length = min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
@@ -178,7 +178,7 @@ class Roller:
 
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
-        """Compute the log-probability of each token of the first blocks at the sampling temperature."""
+        """Compute the log-probability, at the sampling temperature, of each token in the completions' first blocks."""
         model_input = blocks.sequences(self.model.device)
         forward_options = {"attention_mask": model_input.attention_nl, **positions(self.model, model_input.attention_nl)}
         logits_nlv = self.model(input_ids=model_input.ids_nl, **forward_options).logits
@@ -188,7 +188,7 @@ class Roller:
 
 
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
-    """Sample completions, and re-roll their last blocks. Equal prefixes (all before) share the re-rolls."""
+    """Sample completions, and sample their last blocks again (re-rolls). Equal prefixes (all before) share the re-rolls."""
     layout = roller.task.layout
     last_block, confidence_tag = layout.names[-1], roller.confidence_tag
     if confidence_tag not in layout.keys[last_block]:
@@ -217,7 +217,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
 def collect_tokens(
     roller: Roller, rows: Any, *, samples: int = 4, rerolls: int = 48, sets: int = 2, most: int = MOST, seed: int = 0
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll them from each token on. `choose_tokens` picks among many tokens."""
+    """Sample first blocks, and sample them again from each token on (re-rolls). `choose_tokens` picks among many tokens."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -260,7 +260,7 @@ def choose_tokens(
     """Choose the tokens to re-roll. Return how many tokens each token stands for: 0 if it is not chosen."""
     random_number_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # Choose all tokens below `UNLIKELY`, and draw up to `most` tokens of each other kind.
+    # Choose all tokens less probable than `UNLIKELY`, and up to `most` tokens in each range of higher probabilities.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for min_probability, max_probability in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= min_probability) & (probability_nt < max_probability)
@@ -329,7 +329,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Sample first blocks forever, and yield them in batches. Two batches are sampled at once for speed."""
+    """Yield newly sampled first blocks in batches without end, of which two are sampled at once for speed."""
     for first_number in count(0, 2 * CRITIC_BATCH):
         row_indices = [number % len(rows) for number in range(first_number, first_number + 2 * CRITIC_BATCH)]
         first_blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

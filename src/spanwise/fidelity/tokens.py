@@ -193,13 +193,13 @@ class TokenFidelity:
         return bootstrap(self._figure(critic, estimator, figure, kind), self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
-        """Return a family's estimator with the highest correlation. Its names start with `among`."""
+        """Return the estimator with the best Monte Carlo correlation among those whose names start with `among`."""
         family_names = self._family(among)
         correlations = self._correlations(critic, family_names, kind)(torch.ones(1, len(self.prompt_n)).double())
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the best Monte Carlo correlation of estimators named `one...`, minus the best of those named `other...`.
+        """Return the best Monte Carlo correlation among estimators whose names start with `one`, minus that for `other`.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
@@ -219,7 +219,7 @@ class TokenFidelity:
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function from bootstrap weights to correlations. An undefined correlation becomes -inf."""
+        """Return a function that computes correlations with Monte Carlo from bootstrap weights, -inf for undefined ones."""
         figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
@@ -338,7 +338,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute an estimator's figures from sums over completions."""
+    """Compute an estimator's figures (`TOKEN_FIGURES`) from sums over completions of what `_sums` returns."""
     term_sums = sums.unbind(-1)
     count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = term_sums
     correlation, ceiling, scaled_rmse = agreement(*term_sums)

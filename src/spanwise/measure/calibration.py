@@ -151,7 +151,7 @@ def weighted_auroc(
 
 
 def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
-    """Return the index of each completion's confidence bin, 0 to `bins`. The last bin is for confidence 1."""
+    """Return the index of each completion's confidence bin, 0 to `bins` inclusive. Bin number `bins` is for confidence 1."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
     # Add half a rounding unit, so that .29 * 100 does not fall below its bin's border.

@@ -132,7 +132,7 @@ class BoundedFigure(NamedTuple):
 def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
-    """Return every evaluation figure by name, with its columns. The refusal rate is None for tasks without refusals."""
+    """Map each evaluation figure's name to its function and data. The refusal rate is None for tasks without refusals."""
     lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(lengths)) > 1:
         lengths_text = ", ".join(map(str, lengths))
@@ -141,7 +141,7 @@ def build_figures(
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
     mean_confidence = float(confidence_i.mean())
-    share_extremes = (([0.0],), ([1.0],))  # an unseen prompt with these values lowers or raises a share most
+    share_extremes = (([0.0],), ([1.0],))  # the values of an unseen prompt that lower or raise a mean most
     sharpness_extremes = (([mean_confidence],), ([float(mean_confidence < 0.5)],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
@@ -314,7 +314,7 @@ def bounds(
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # use another seed than the one that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Add noise from two unseen prompts, in both orders. So swapping the two runs only negates the bounds.
+    # Add the noise of two unseen prompts in each of their orders, so that swapping the runs only negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
@@ -322,7 +322,7 @@ def bounds(
     gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # A difference has two ECEs, and noise enlarges both. So take the error of each absolute gap.
+    # In a difference of two runs, noise enlarges the ECE of each run, so the lower error is that of the absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

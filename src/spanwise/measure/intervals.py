@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError
 
 #: The prompt of each completion: integers or other ids, in any order.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A function that computes one figure from each row of weights over completions.
+#: A function of a table of weights, a column per completion, that computes one figure for each row of the table.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
@@ -226,7 +226,7 @@ def resample(
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
-    """Yield the weights of the prompts in chunks of resamples. The chunk size does not change the weights."""
+    """Yield prompts' random weights, a row per bootstrap resample, in chunks of rows. Chunk sizes do not change them."""
     if resamples < 1:
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Compute the accuracy of a choice among n samples: pass@k, majority, MaxConf and weighted majority.
+"""Compute the accuracy of n samples: pass@k, or a choice by majority, weighted majority or highest confidence (MaxConf).
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -160,7 +160,7 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
 def _build_curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
 ) -> Curve:
-    """Build a curve from accuracies by prompt. Points are means over prompts with bootstrap intervals."""
+    """Build a curve over numbers of samples, whose points are mean accuracies over prompts with bootstrap intervals."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         known_value_i = value_p[~value_p.isnan()]
@@ -172,9 +172,9 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return the expected correctness of the chosen answer for each way of choosing and each number of samples."""
-    # A sample is an answer, its correctness and its confidence. `seed` differs between prompts, so that errors average out.
-    # Samples are sorted, so that random subsets do not depend on their order.
+    """Return, for each way of choosing an answer, the answer's expected correctness at each number of samples."""
+    # Sort the samples (answer, correctness, confidence), so that random subsets do not depend on the samples' order.
+    # `seed` differs between prompts, so that the errors of random subsets average out.
     samples = sorted(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
@@ -237,7 +237,7 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return
-    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each pair of m and n has its own subsets
+    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # draw independently for each pair (m, n)
     for first_subset in range(0, most, 4096):
         random_ms = torch.rand(m, min(4096, most - first_subset), generator=generator)
         chosen_ns = random_ms.topk(n, dim=0, sorted=False).indices

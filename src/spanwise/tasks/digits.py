@@ -26,7 +26,7 @@ AnyProblems = TypeVar("AnyProblems", bound="EmbeddedProblems")
 
 
 class EmbeddedProblems(ByCompletion):
-    """N problems of an embedded task. Each subclass is a dataclass whose fields are arrays of N rows."""
+    """N problems of an embedded (built-in) task. Each subclass is a dataclass whose fields are arrays of N rows."""
 
     def __len__(self) -> int:
         """The number of problems."""
@@ -88,7 +88,7 @@ SMUDGE_IS_PLUS = 0.7
 STEPS = 6
 _RISKY = "*~"
 
-#: The two blocks of a completion of the digit chain.
+#: The two blocks of a completion of the task `digits`, a chain of operations modulo 10.
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
@@ -100,7 +100,7 @@ class Problems(EmbeddedProblems):
     length_n: Int[np.ndarray, " n"]  # The number of steps of each chain.
     operator_ns: Int[np.ndarray, "n s"]  # Indices into `OPERATORS`.
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` means plus, for each prompt or each step
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` is a smudged plus (else minus), by prompt or step
 
     @property
     def items(self) -> list[list[str]]:
@@ -123,9 +123,9 @@ class Problems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """How often completions of the digit chain err or refuse, and how confident they are."""
+    """How often training completions of the task `digits` err or refuse, and how confident they are."""
 
-    slip: tuple[float, float, float, float]  # For each operator, the probability that a step yields a random digit.
+    slip: tuple[float, float, float, float]  # For each of `OPERATORS`, the probability that a step's result is random.
     refusal: float  # The probability of a refusal: `<reasoning></reasoning><answer>?</answer>`.
     # The confidences that a refusal may state. If empty, refusals state confidences like all other answers.
     refusal_confidence: tuple[float, ...] = ()
@@ -148,7 +148,7 @@ def apply_step(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step of N chains. If `slip_ns` is true, take the wrong digit from `slipped_ns`."""
+    """Return the digit after every step of N problems. If `slip_ns` is true, take the step's result from `slipped_ns`."""
     digit_n = problems.start_n
     digits_after_step: list[np.ndarray] = []
     is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
@@ -171,7 +171,7 @@ def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.G
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """Return the probability that all steps of a problem are right under this noise."""
+    """Return the probability that all steps of a problem are right with the error rates in `noise`."""
     right_reading_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     wrong_share_o = 0.9 * np.array(noise.slip)  # a random digit is right in one of ten cases
     right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, right_reading_share])
@@ -239,9 +239,9 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 class TwiceNoise:
     """The error rates of texts with two attempts: an answer, a reflection, and a second answer."""
 
-    # for each operator, the probability that a step of the reflection yields a random digit
+    # for each of `OPERATORS`, the probability that a step of the reasoning has a random digit as result
     slip: tuple[float, float, float, float]
-    repeat: float  # The share of completions with an empty reflection and two equal answers.
+    repeat: float  # The share of completions without reasoning, whose second answer repeats the first.
     refusal: float = 0.02  # The share of first answers that are `?`, a refusal.
     # The first answer is right with probability glance**(steps - 1). Otherwise it is a random digit.
     glance: float = 0.8
@@ -274,7 +274,7 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
 FEWEST_STEPS, MOST_STEPS = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
 LONG_PLUS = 0.95  # The probability that `~`, an unreadable operator, stands for a plus.
-#: A long chain's completion has at most eight lines of 14 tokens, and six other tokens.
+#: A completion of the task `digits_long` has at most eight lines of 14 tokens, and six other tokens.
 LONGEST = MOST_STEPS * 14 + 6
 LONG_POSITIONS = 160  # how many tokens the model can process: a prompt and the longest completion
 
@@ -283,7 +283,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N long digit chains: each has eight numbered places. Of these, 4 to 8 hold a step and the others a filler.
+    """N problems of the task `digits_long`, each with eight numbered places. 4 to 8 places hold a step, the others a filler.
 
         70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 
@@ -309,7 +309,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # For `+`, `-` and `*`, the probability that a step's result is a random digit.
     careful: float = 0.3  # The share of lines that write their calculation twice and err less often.
-    relief: float = 0.2  # Multiplies `slip` in the lines that write their calculation twice.
+    relief: float = 0.2  # The factor on error rates (`slip`) in lines that write their calculation twice.
     plus: float = 0.5  # The probability that a smudged operator `~` is read as a plus.
 
 
@@ -321,7 +321,7 @@ LONG_NOISE: dict[str, LongNoise] = {
 
 
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write completions for the long chain's warm start: a line per step, then the last digit."""
+    """Write training completions for the task `digits_long`: a line per step, then the last digit."""
     traces = []
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         reasoning = ""
@@ -339,7 +339,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw texts of sums modulo 10 such as `7+3=0_0*4=0_`. What follows the first `=` is the completion."""
+    """Draw exercises in arithmetic modulo 10, such as `7+3=0_0*4=0_`. What follows the first `=` is the completion."""
     steps_per_exercise = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
     step_codes = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()

@@ -1,4 +1,4 @@
-"""The embedded tasks: their problems, and the warm start of each tiny model.
+"""The embedded (built-in) tasks: their problems, and the warm start (first training) of each tiny model.
 
 A warm start is a `Course`: stretches of training on noisy traces, one after the other. Models have at most 0.7 million parameters,
 tokenizers some sixty ids, or some 460 for letters in English; all are real `transformers` classes.
@@ -32,7 +32,7 @@ _EMBEDDING_STD = 0.5
 
 
 def build_tokenizer() -> Any:
-    """Build the digit chain's tokenizer: a token per tag, per step and per other character."""
+    """Build the tokenizer of the digit tasks: a token for each tag, each step such as `+3` and each other character."""
     tag_marks = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
     step_words = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
     vocabulary_words = [*tag_marks, *"0123456789", digits.FILLER, "=", ".", "?", *step_words]
@@ -123,7 +123,7 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
 
 #: Prompts, each with the completion that a warm start imitates.
 Pairs = list[tuple[str, str]]
-#: The names of warm starts: four of the digit tasks, one of the task `invoices`.
+#: The names of warm starts: the digit tasks have four of them, and the task `invoices` has one.
 Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
@@ -132,7 +132,7 @@ class Stretch:
     """One stage of a warm start: how to draw its texts, and the tokens in the loss. `learned=None`: all but prompts."""
 
     name: str
-    place: int  # The seed of this stage's training texts.
+    place: int  # The seed of the stage's random training texts.
     noise: Any  # A dataclass of error rates, such as `TraceNoise`.
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
@@ -147,7 +147,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Course:
-    """A whole warm start: its training stages (stretches), and how to build tokenizer and model."""
+    """All training stages of a warm start, and the functions that build its tokenizer and its model."""
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
@@ -156,7 +156,7 @@ class Course:
     # Whether to keep the mean of the embeddings at 0, so that those of rare words do not become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # task settings on which the weights depend
+    key: Mapping[str, Any] = field(default_factory=dict)  # the task settings on which the model's weights depend
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _course(
     return Course(tuple(build_stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **options)
 
 
-# Before the long digit chain, its model first learns arithmetic alone.
+# The model of the task `digits_long` learns arithmetic alone before it learns the task.
 _TABLES = Stretch(
     "long_tables", 6, digits.TABLES_NOISE, lambda size, rng: digits.tables(4 * size, rng=rng),
     lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
@@ -225,7 +225,7 @@ STARTS: dict[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """Return an embedded task by the name of its warm start. `fields` is given by its settings."""
+    """Return an embedded (built-in) task by the name of its warm start. The task `fields` is given by its settings."""
     if not isinstance(task, Fields):
         return STARTS[task]
     course = _course(

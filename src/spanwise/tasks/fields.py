@@ -19,13 +19,13 @@ from spanwise.layout import Layout
 from spanwise.tasks.digits import FILLER, EmbeddedProblems, Source
 
 DIGITS = 8
-#: The names of fields, in order. Only benchmarks/field_kinds.py uses `total`.
+#: The names of JSON fields, in order. Only benchmarks/field_kinds.py has tasks with the field `total`.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
 FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: The question of each field: an operation and two places of digits in the prompt. `hidden` cannot be answered.
+#: Each field's operation, and the places in the prompt of the two digits it uses. No prompt shows a `hidden` value.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),
@@ -36,10 +36,10 @@ QUESTIONS: tuple[tuple[str, int, int], ...] = (
 
 @dataclass(frozen=True)
 class FieldProblems(EmbeddedProblems):
-    """The digits in N prompts of the task `fields`, and the N values that no prompt shows."""
+    """The digits in N prompts of the task `fields`, and the N values of a hidden field, which no prompt shows."""
 
     digit_nd: Int[np.ndarray, "n d"]  # The digits in each prompt.
-    hidden_n: Int[np.ndarray, " n"]  # The value of field `b`, which no prompt shows.
+    hidden_n: Int[np.ndarray, " n"]  # The value of the JSON field `b`, which the prompt does not tell.
 
     @property
     def prompts(self) -> list[str]:
@@ -84,7 +84,7 @@ def value_of(problems: FieldProblems, operation: str, first: int, second: int) -
 
 @dataclass(frozen=True)
 class Fields:
-    """The JSON objects of the task `fields`: the number and the kind of their fields.
+    """The settings of the task `fields`: how many fields a JSON object has, and of what kind they are.
 
     Args:
         count: K, the number of fields, 1 to 16.
@@ -148,7 +148,7 @@ class Fields:
         return self.objects(self.values(problems, (is_slip_nk | is_astray_nk, replacement_nk)))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw which values of training completions are wrong, and random digits in their place."""
+        """Choose at random which values of training completions are wrong, and draw the digits that replace them."""
         right_share_k = [
             noise.right[k % len(noise.right)] if name in self.knowable else 0.0 for k, name in enumerate(self.names)
         ]

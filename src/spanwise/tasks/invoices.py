@@ -29,7 +29,7 @@ MOST_ITEMS, MOST_QUANTITY, MOST_PRICE = 3, 5, 29
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
-#: The JSON fields that the objects of all letters have.
+#: The JSON fields that the objects of all invoice letters have.
 MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
 INVOICES_LAYOUT = Layout(
     {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},
@@ -61,9 +61,9 @@ _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", 
 class InvoiceProblems(EmbeddedProblems):
     """N invoice letters, their right JSON objects, and misleading facts in them."""
 
-    letter_n: Shaped[np.ndarray, " n"]  # The texts of the letters.
-    gold_n: Shaped[np.ndarray, " n"]  # The right JSON object of each letter.
-    misleading_n: Shaped[np.ndarray, " n"]  # The misleading number, date and name, or None, in each letter.
+    letter_n: Shaped[np.ndarray, " n"]  # The texts of the invoice letters.
+    gold_n: Shaped[np.ndarray, " n"]  # The right JSON object of each invoice letter.
+    misleading_n: Shaped[np.ndarray, " n"]  # Each letter's misleading number, date and name, or None.
 
     @property
     def prompts(self) -> list[str]:
@@ -73,11 +73,11 @@ class InvoiceProblems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class ClerkNoise:
-    """How often training completions have faults, and how many facts letters hold."""
+    """How often training completions have faults, and how many facts the invoice letters hold."""
 
     # the probability of a fault per field
     slip: float = 0.0
-    facts: float = 1.0  # the smallest share of the optional facts that a letter holds
+    facts: float = 1.0  # the smallest share of optional facts, such as a due date, in an invoice letter
 
 
 INVOICES_NOISE: dict[str, ClerkNoise] = {
@@ -175,7 +175,7 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
 
 
 def _smudge(letter: str, rng: np.random.Generator) -> str:
-    """Replace one character by `_` in each of up to three words of a letter."""
+    """Replace one character by `_` in each of up to three words of an invoice letter."""
     characters = list(letter)
     smudgeable_words = ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices")
     word_starts = [letter.find(word) for word in smudgeable_words if word in letter]
@@ -185,12 +185,12 @@ def _smudge(letter: str, rng: np.random.Generator) -> str:
 
 
 def answers(problems: InvoiceProblems) -> list[str]:
-    """Return the right JSON object of each letter as text."""
+    """Return the right JSON object of each invoice letter as text."""
     return [json.dumps(gold) for gold in problems.gold_n]
 
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write completions for the warm start: each letter as JSON, with a hurried clerk's faults."""
+    """Write training completions: each invoice letter as JSON, with random faults such as a hurried clerk makes."""
     record_pairs = zip(problems.gold_n, problems.misleading_n, strict=True)
     return [json.dumps(_copy_with_faults(gold, misleading, noise.slip, rng)) for gold, misleading in record_pairs]
 

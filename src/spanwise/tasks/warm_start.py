@@ -328,7 +328,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             tokenizer.save_pretrained(new_folder)
             digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
             (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of_file}, indent=2))
-            if not _damaged_files(folder):  # another process finished the same warm start first, and may read it now
+            if not _damaged_files(folder):  # another process saved the warm start first, and may be reading the folder
                 return
             shutil.rmtree(folder, ignore_errors=True)
             new_folder.rename(folder)
@@ -337,7 +337,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
         failure_reason = refusal(error) or system_reason
         if failure_reason is None:
             raise
-        if not _damaged_files(folder):  # another process has renamed its folder since
+        if not _damaged_files(folder):  # meanwhile another process has saved the warm start
             return
         raise DataError(
             f"The warm start cannot be written to '{folder}' ({failure_reason}); set SPANWISE_CACHE to a folder you may write to."

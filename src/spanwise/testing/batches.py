@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.errors import RecipeError
 
 NAN = float("nan")
-_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # float32 holds these numbers exactly
+_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # numbers that float32 holds exactly
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
@@ -150,7 +150,7 @@ def batches_of(
     most: int = 8,
     ids: SearchStrategy[tuple[int, ...]] | None = None,
 ) -> DrawnBatch:
-    """Draw random batches with these inputs. 1 to `most` rows, any groups in any order, right-padded."""
+    """Draw random batches with the inputs in `spec`. They have 1 to `most` rows, any groups in any order, right-padded."""
     input_stems = {entry.stem for entry in spec}
     large_sizes = range((most + 3) // 2, most + 1)
     row_count = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # draw large batches more often
@@ -185,7 +185,7 @@ def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ..
     if entry.stem == "block":
         return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=length, max_size=length))))
     assert entry.entries is not None
-    if entry.is_reward and length and draw(st.booleans()):  # a reward at the last token only
+    if entry.is_reward and length and draw(st.booleans()):  # in some rows, only the last token has a reward
         return (*(0.0 for _ in range(length - 1)), draw(entry.entries))
     return tuple(draw(st.lists(entry.entries, min_size=length, max_size=length)))
 

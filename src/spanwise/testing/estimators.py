@@ -21,12 +21,12 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds most sums of these rewards
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # rewards, most of whose sums float32 rounds
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _ONE_BLOCK = "the credit of a single block equals what the function 'sequence' gives to whole completions"
 _SAYS = {**PROPERTIES, "oracle": "the result equals that of the function 'oracle'", "one block": _ONE_BLOCK}
-#: Maps the letters after `_` in the name of an estimator's first input, such as `reward_nk`, to what it credits.
+#: Maps the letters after `_` in an estimator's first input, such as `nk` in `reward_nk`, to what the estimator credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
@@ -148,7 +148,7 @@ class _Estimator(Suite):
         return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """Return an estimator's advantages as one column without a name."""
+        """Return an estimator's advantages as the only column of its result, named by an empty string."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # the result is a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
@@ -213,7 +213,7 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
-        # Methods for turns are tested with rewards of 0: equal rewards add up to more in longer trajectories.
+        # Methods for turns are tested only with rewards of 0, because any other reward adds up to more over more turns.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
         group_reward_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))

@@ -16,12 +16,12 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: The least number of examples if one of them must show something, such as a negative result.
+#: The least number of examples for a property whose examples must cover a case, such as a negative result.
 _LEAST_EXAMPLES = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
-    """A function breaks a property. The message names both, the smallest example and the expected result.
+    """A function lacks a property. The message names function and property, the smallest example and the expected result.
 
     Example:
         >>> issubclass(ConformanceError, AssertionError)  # pytest shows it as a failed assertion
@@ -40,14 +40,14 @@ class Suite:
     facts_shown: set[Any] = field(default_factory=set)  # The cases that the property's examples have covered so far.
     #: Maps a property to the cases that its examples must cover, such as a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
-    #: Maps each column with a number per token to the number that it must hold at masked tokens.
+    #: Maps each result column that has a number for every token to the number that masked tokens must have.
     by_token: ClassVar[Mapping[str, float]] = {}
-    #: The columns of the result that must not change if tokens move to other places.
+    #: The columns of the result that must not change if masked tokens push other tokens along their row.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Return a result of the function under test as columns by name. Columns have one entry per row."""
+        """Map names to the columns that a result of the function under test holds. Columns have one entry per row."""
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
@@ -66,7 +66,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Check the properties in `asked` (None: all), but not `exceptions`. Report the smallest example that breaks one."""
+        """Check all properties, or those in `asked`, except those in `exceptions`. Report the smallest failing example."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:
@@ -88,7 +88,7 @@ class Suite:
             raise _AllShown
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Call the function under test, or another one, with these inputs. Raise a ConformanceError if it crashes."""
+        """Call the function under test, or else `function`, with `inputs`. Raise a ConformanceError if the call fails."""
         try:
             return self.columns((function or self.function)(**inputs))
         except ConformanceError:
