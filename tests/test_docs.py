@@ -176,8 +176,7 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert re.search(r"```text\n.*A[^`]*\n```", text)
     title, _, number = method.paper.partition(", arXiv ")
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number})." in text
-    source = re.sub("^the paper", "its paper", method.source)  # the page names many papers
-    assert f"The formula of `{name}` is from {source}." in text
+    assert f"The formula of `{name}` is from {method.source}." in text
     in_yaml = {"None": "null", "True": "true", "False": "false"}
     defaults = [f"`{option}: {in_yaml.get(str(value), value)}`" for option, value in method.of_a_run().options.items()]
     if method.kind == "refinement":

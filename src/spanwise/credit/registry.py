@@ -142,7 +142,7 @@ class Method:
     paper: str
     preset: Preset | None = None
     exceptions: Mapping[str, str] = field(default_factory=dict)
-    source: str = "the paper"
+    source: str = "its paper"
     only_with: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
     memory: Callable[[], Callable[..., Any]] | None = None
     check: Callable[[Mapping[str, Any]], None] | None = None

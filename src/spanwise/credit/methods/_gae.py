@@ -26,7 +26,7 @@ BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
     "gae",
     kind="token",
     paper="High-dimensional continuous control using GAE, arXiv 1506.02438",
-    source="the paper and verl's code",
+    source="its paper and verl's code",
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("whiten", (True,)), "eps": ("whiten", (True,)), "lam": ("length_adaptive_alpha", (None,))},
 )

@@ -31,7 +31,7 @@ from spanwise.types import Zero
     "grpo",
     kind="completion",
     paper="DeepSeekMath, arXiv 2402.03300",
-    source="the paper (the option ddof is from the code of verl, TRL, SkyRL and OpenRLHF)",
+    source="its paper (the option ddof is from the code of verl, TRL, SkyRL and OpenRLHF)",
     preset=Preset(whole=True, per="completion", calibrated=False),
 )
 @explains
@@ -67,7 +67,7 @@ def grpo(
     "dr_grpo",
     kind="completion",
     paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
-    source="the paper and the code of verl and TRL",
+    source="its paper and the code of verl and TRL",
     preset=Preset(whole=True, per="length", calibrated=False),
 )
 @explains
