@@ -30,8 +30,8 @@ _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "u
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss."),
     "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss."),
-    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would overwrite spanwise's advantages in a whole message."),
-    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite spanwise's advantages in a whole message."),
+    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would overwrite spanwise's advantages of all tokens in a message."),
+    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite spanwise's advantages of all tokens in a message."),
     "loss_fn.use_kl_in_reward": (
         False,
         "NeMo-RL would add the KL to its own reward, which spanwise does not use. Set reference_policy_kl_penalty instead.",

@@ -111,7 +111,8 @@ def _reward_inputs(trace: Any, tokenizer: Any) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Run prime-rl's orchestrator with the credit of a recipe. Arguments: RECIPE, TOKENS, and those of the orchestrator."""
     usage = (
-        "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. TOKENS is the mean rollout length."
+        "Run python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml. For TOKENS, write the mean number of "
+        "tokens of a rollout. prime-rl reads everything after TOKENS, here '@ orchestrator.toml'."
     )
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])

@@ -50,9 +50,9 @@ def read_rule(
     std_setting = get_setting(deviation) if deviation else None
     refuse(
         {
-            f"{deviation} is {std_setting}, but the recipe (method '{scheme.method}') divides by the standard deviation of "
-            "groups. Remove this setting. Or remove scale: std, and use dr_grpo in place of any of "
-            f"{', '.join(_DIVIDES_BY_STD)}.": (divides_by_std and std_setting is not None and not std_setting),
+            f"{deviation} is {std_setting}, but the recipe (method '{scheme.method}') divides by the standard deviation of groups. "
+            f"Remove the setting {deviation}. Or change the recipe: remove scale: std, and replace the method by dr_grpo if it is "
+            f"{' or '.join(_DIVIDES_BY_STD)}.": (divides_by_std and std_setting is not None and not std_setting),
             **{
                 f"{name} is {value}, but the recipe has {discounts[name]}: {recipe_discounts[name]}. Remove one of them.": (
                     recipe_discounts[name] not in (None, value)

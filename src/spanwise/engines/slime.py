@@ -33,15 +33,15 @@ HOOKS = {
 #: Maps slime arguments to pairs: the argument's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "slime would subtract the mean advantage of all tokens from every advantage."),
-    "rewards_normalization": (True, "The recipe, not this setting, decides what a reward is compared with."),
+    "rewards_normalization": (True, "The recipe's baseline, not slime, decides what is subtracted from a reward."),
     "kl_coef": (
         0,
         "slime would put the KL penalty into its own reward, which spanwise does not use. Set use_kl_loss instead.",
     ),
     "loss_type": ("policy_loss", "Only slime's own policy loss uses the advantage of each token."),
     "compute_advantages_and_returns": (True, "slime would compute no advantages."),
-    "custom_pg_loss_reducer_function_path": (None, "Your function may divide the loss in a way that spanwise cannot undo."),
-    "custom_convert_samples_to_train_data_path": (None, "Your function would replace the step that computes credit."),
+    "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo how your loss reducer may divide the loss."),
+    "custom_convert_samples_to_train_data_path": (None, "slime would call your function instead of computing credit."),
     "mask_offpolicy_in_partial_rollout": (
         False,
         "slime would leave the first tokens of some completions, and so of their first block, out of the loss.",
@@ -81,7 +81,7 @@ def check(args: Any) -> RecipeRule:
         deviation="" if get_argument("n_samples_per_prompt") == 1 else "grpo_std_normalization",
     )
     if (filter_path := get_argument("dynamic_sampling_filter_path")) is not None:
-        notes.append(f"The filter {filter_path} drops groups by slime's own reward, even if rewards of their blocks differ.")
+        notes.append(f"The filter {filter_path} sees only slime's rewards. It may drop groups whose block rewards differ.")
     return check_rule(recipe_path, rule, engine="slime", notes=notes)
 
 

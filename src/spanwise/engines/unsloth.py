@@ -79,8 +79,9 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
     if bool(is_wrong_bu.any()):
         row, column = is_wrong_bu.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"Unsloth's loss does not use the advantage of each token in completion {row}. In column {column} the gradient "
-            f"is {float(gradient_bu[row, column]):.4g}, but must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
+            f"Unsloth's loss does not use the advantage of each token in completion {row}. The gradient of the token in column "
+            f"{column} is {float(gradient_bu[row, column]):.4g}. The token's advantage asks for a gradient of "
+            f"{float(expected_bu[row, column]):.4g}. {_CANARY}"
         )
 
 

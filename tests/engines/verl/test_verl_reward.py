@@ -208,7 +208,7 @@ def test_an_absent_reward_joins_no_mean_of_the_validation(tmp_path):
     infos = [info_of(read_alone(manager, text)) for text in (TEXT.format(4, 0.5), RIGHT)]
     summary = process_validation_metrics(["small"] * 2, ["u", "v"], {"brier": [info["brier"] for info in infos]})
     assert summary["small"]["brier"]["mean@1"] == -0.25
-    with pytest.warns(UserWarning, match="metric=brier drops .* kept if a completion has no reward 'brier'"):
+    with pytest.warns(UserWarning, match="metric=brier drops .* verl keeps a group in which a completion lacks 'brier'"):
         filtering = prepared(tmp_path, *filtered_by("brier"), recipe=recipe)
     briers = [info_of(read_alone(filtering, text))["brier"] for text in (RIGHT, RIGHT)]
     assert np.std(briers) != 0.0  # verl drops a group if this is 0

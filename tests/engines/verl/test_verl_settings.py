@@ -38,7 +38,7 @@ def test_a_result_that_is_paid_must_not_stand_in_the_place_of_the_gold_answer(tm
     paid = "{reward: environment, name: mine, pays: [a], options: {column: %s}}"
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}, " + paid + "]\n"
     function = "reward.custom_reward_function.path=mine.py"
-    with pytest.raises(RecipeError, match=r"'correct' reads .* 'answer', .* Rename that result"):
+    with pytest.raises(RecipeError, match=r"'correct' reads .* 'answer', .* Rename the function's result"):
         prepare(config_of(tmp_path, function, recipe=recipe % "answer"))
     prepare(config_of(tmp_path, function, recipe=recipe % "mine"))
 
@@ -104,7 +104,7 @@ WITH_RECIPE = {
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
     "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "Set trainer.critic_warmup to 21"),
     "no deviation, bae": ("bae", "", UNSCALED, None),
-    "no deviation, grpo": ("grpo", "", UNSCALED, "use dr_grpo in place of any of grpo, dcpo"),
+    "no deviation, grpo": ("grpo", "", UNSCALED, "replace the method by dr_grpo if it is grpo or dcpo"),
     "rejection inside the loss": ("bae", "", REJECTION, None),
     "rejection of rows' tokens": ("bae", "", [*REJECTION, ROWS], "rollout_rs"),
     # A function or a manager knows a whole rollout; each turn's number can only come from an agent loop.

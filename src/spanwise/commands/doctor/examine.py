@@ -123,7 +123,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     if "spanwise" not in facts["estimators"]:
         return problems, []
     method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
-    method_note = f"The registry also has {method_count} estimators spanwise_<method>, which take one reward."
+    method_note = f"verl's registry also has {method_count} estimators spanwise_<method>, each for one reward."
     return problems, [f"verl's registry has the estimator spanwise. {method_note}", _trainer_of_verl(facts)]
 
 
@@ -133,7 +133,7 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     trainer_note = f"main_ppo uses {titles[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if mode_names:
-        return f"{trainer_note}. Credit by block works with V0, and with V1 in these trainer modes: {', '.join(mode_names)}."
+        return f"{trainer_note}. Credit by block works in verl's V0, and in these modes of V1: {', '.join(mode_names)}."
     return f"{trainer_note}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer_note}."
 
 
@@ -166,8 +166,8 @@ def _probe_skyrl() -> Sentences:
     estimator_registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
     method_count = sum(str(name).startswith("spanwise_") for name in estimator_registry.list_available())
     return [], [
-        "To train by a recipe with SkyRL, set trainer.override_entrypoint=spanwise.engines.skyrl.main. "
-        f"SkyRL's registry has {method_count} estimators spanwise_<method>."
+        "To train with SkyRL and a recipe, set trainer.override_entrypoint=spanwise.engines.skyrl.main. spanwise added "
+        f"{method_count} estimators to SkyRL, called spanwise_<method>."
     ]
 
 

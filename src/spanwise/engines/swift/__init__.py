@@ -22,7 +22,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's."),
     "off_policy_sequence_mask_delta": (None, "ms-swift would mask whole completions by their mean advantage."),
     "advantage_reweight": (None, "ms-swift would let a teacher change the advantages."),
-    "sdar_loss_coef": (0.0, "The option needs a teacher, which spanwise does not support."),
+    "sdar_loss_coef": (0.0, "The option sdar_loss_coef needs a teacher model, which spanwise does not support."),
     "use_liger_kernel": (False, "Liger's loss takes one advantage per completion, not one per token."),
     "padding_free": (False, "ms-swift would pack several completions into one row, but spanwise needs one row for each."),
     "sequence_parallel_size": (1, "ms-swift would spread the tokens of a completion over several processes."),

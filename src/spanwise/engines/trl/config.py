@@ -329,11 +329,11 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     opened_mark, opened_tag = next((pair for pair in marks_and_tags if bare_prompt.endswith(pair[1])), ("", ""))
     prefilled_tags = opening_tags_by_mark.get(prefill_mark, [])
     prompt_faults = {
-        f"The prompt ends with {opened_tag}, so completions begin without this {_noun(opened_mark, opened_tag)}. Say so in "
-        f"the layout: Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
-        f"The layout's 'prefilled' says that prompts end with {' or '.join(prefilled_tags)}, but a prompt ends with "
-        f"{bare_prompt[-40:]!r}. End it with that {_noun(prefill_mark, *prefilled_tags[:1])}, or leave 'prefilled' out of "
-        "the layout.": prefilled_tags and not opened_tag,
+        f"The prompt ends with {opened_tag}, so completions begin without {opened_tag}. Tell the layout that the prompt already "
+        f"holds {opened_tag}: Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefill_mark,
+        f"The layout's 'prefilled' says that every prompt ends with {' or '.join(prefilled_tags)}, but a prompt ends with "
+        f"{bare_prompt[-40:]!r}. Let the prompt end with {' or '.join(prefilled_tags)}, or leave "
+        "'prefilled' out of the layout.": prefilled_tags and not opened_tag,
     }
     refuse(prompt_faults)
 
@@ -352,13 +352,13 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
     }
     if not reopened_rows:
         return ""
-    advice = "End tool output without this tag, or set scope: turn."
+    advice = f"End tool output without {opening_tags[0]}, or set scope: turn."
     if opening_tags[0] == "<think>":
-        advice = "Use the mark channels:reasoning and prefilled='reasoning': then each turn starts inside the reasoning."
+        advice = "Use channels:reasoning in the layout, with prefilled='reasoning'. Then each turn starts in the reasoning."
     return (
-        f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. "
-        f"The segmenter '{segmenter_name}' counts 'prefilled' only at the start of a completion, so later text closes a part "
-        f"that nothing opened. {advice}"
+        f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. But "
+        f"the segmenter '{segmenter_name}' applies 'prefilled' only to the start of a completion, not to the text after tool "
+        f"output. {advice}"
     )
 
 
@@ -366,7 +366,3 @@ def _opening_tags(segmenter_name: str, mark: str) -> list[str]:
     segmenter = SEGMENTERS.find(segmenter_name)
     opening_tags = [] if segmenter.opens is None else segmenter.opens(mark)
     return [tag.strip() for tag in opening_tags if tag.strip()]
-
-
-def _noun(mark: str, opening_tag: str = "") -> str:
-    return "tag" if opening_tag == f"<{mark}>" else "sign"

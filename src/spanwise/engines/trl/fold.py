@@ -189,12 +189,12 @@ def check_loss(
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])
         raise DivergedError(
-            f"Step {step}: the loss is {loss_value}. In completion {row} of the micro-batch of {len(mask_bt)}, "
-            f"the {name} of {token_label} is {float(value_bt.detach()[row, token])}. {_ADVICE} The completion: {completion_text}"
+            f"Step {step}: the loss is {loss_value}. In completion {row} of {len(mask_bt)} in the micro-batch, the {name} of "
+            f"{token_label} is {float(value_bt.detach()[row, token])}. {_ADVICE} The text of completion {row} is {completion_text}"
         )
     raise DivergedError(
-        f"Step {step}: the loss is {loss_value}, but the numbers of all its tokens are finite. {_ADVICE} "
-        "Also look at beta and entropy_coef."
+        f"Step {step}: the loss is {loss_value}, but advantages, log-probabilities and ratios are finite at all tokens. {_ADVICE} "
+        "Also check whether beta or entropy_coef is too large."
     )
 
 

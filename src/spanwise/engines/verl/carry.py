@@ -136,9 +136,9 @@ class UnpackedBatch:
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
                 continue  # fewer tokens are fine: verl's rejection sampling may mask some
             raise AlignmentError(
-                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took "
-                f"{int(is_sampled_nt[n].sum())} tokens as the model's own. So tool output would be scored, too. Let agent "
-                "loops set AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker counted "
+                f"{int(is_sampled_nt[n].sum())} tokens as the model's own. So spanwise would also score tool output. Let agent "
+                "loops set AgentLoopOutput.response_mask. Do not override AgentLoopWorker._compute_score."
             )
         row_index_n = torch.tensor(rows, dtype=torch.int64)
         if self.split_n.any():

@@ -32,7 +32,7 @@ _FILTER = "algorithm.filter_groups"
 ANY_REWARD = "any_reward"
 #: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-_ADD = "Add {reward: environment, pays: [...]} to the recipe's objectives, or remove the setting."
+_ADD = "Add {reward: environment, pays: [...]} to the recipe's objectives. Or remove the reward function or manager."
 #: Maps verl options to pairs: the option's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
@@ -144,8 +144,8 @@ def _replace_loss_mode(config: Any) -> str | None:
         if critic_loss_mode is not None:  # keep the critic's loss_agg_mode, which by default follows the actor's
             config.critic.loss_agg_mode = critic_loss_mode
     divisor_reason = "With token-mean, each mini-batch would divide its loss by a different number of tokens."
-    change_reason = "The loss 'sapo' supports no other mode." if uses_sapo_loss else divisor_reason
-    kl_note = f" KL and entropy change to {MODES[0]}, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
+    change_reason = f"With the loss 'sapo', spanwise needs {MODES[0]}." if uses_sapo_loss else divisor_reason
+    kl_note = f" KL and entropy terms use {MODES[0]}, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return (
         f"spanwise changes loss_agg_mode from token-mean to {MODES[0]}. {change_reason} The policy loss stays the "
         f"same.{kl_note}"
@@ -166,7 +166,7 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     if metric is None or metric == ANY_REWARD:
         return None
     if metric == "reward" or metric in scheme.names:
-        reward_note = f" A group is also kept if a completion has no reward '{metric}'." if metric in scheme.names else ""
+        reward_note = f" verl keeps a group in which a completion lacks '{metric}'." if metric in scheme.names else ""
         return (
             f"{_FILTER}.metric={metric} drops groups whose completions have the same {metric}, although their other "
             f"rewards may differ. Set the metric to {ANY_REWARD}, which keeps such groups.{reward_note}"
@@ -274,8 +274,8 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             for name in ("reward", KEY)
         },
         **{
-            f"Objective '{objective.name}' reads the right answer in the column '{column}', but your reward function "
-            f"returns a result '{column}' for another objective. Rename that result.": column in paid_columns
+            f"Objective '{objective.name}' reads right answers in the column '{column}', but your reward function also returns a "
+            f"result '{column}', for another objective. Rename the function's result.": column in paid_columns
             for objective, column in objectives_with_columns
         },
         "verl's validation counts missing values of 'acc' as 0. Give the objective 'acc' another name: "
