@@ -179,7 +179,7 @@ def test_every_fact_of_an_objective_is_used_or_refused(name, fact):
 
 def test_a_method_without_a_preset_is_called_from_python_only(capsys):
     with registered("measured", "token", lambda value_nk, block_nt: value_nk, None):
-        with pytest.raises(RecipeError, match="is a function to call from Python"):
+        with pytest.raises(RecipeError, match="No trainer can use method 'measured'"):
             Scheme.preset("measured", LAYOUT)
         show_methods("measured")
         show_methods()
@@ -189,7 +189,7 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
     show_methods("dr_grpo")
     output = " ".join(capsys.readouterr().out.split())
     assert "per: 32.0" in output
-    assert "The number in `per` is the token limit of the digits task; your run uses its own limit." in output
+    assert "Below, `per` is the token limit of the example task digits. Your run uses its own limit." in output
     show_methods("grpo")
     assert "token limit" not in capsys.readouterr().out
 

@@ -129,7 +129,7 @@ def credited(folder, name, rows, *, padding=3):
 
 
 # Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*Such rewards are ignored")
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*spanwise ignores rewards of completions")
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
     rows, expected = conformance.expected(name, whole=True)
@@ -171,7 +171,7 @@ def ragged():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")  # a rollout without a reply has no reward
+@pytest.mark.filterwarnings("ignore:.*spanwise ignores rewards of completions")  # a rollout without a reply has no reward
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("token_level", [True, False])
 def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, token_level, size):

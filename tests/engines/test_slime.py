@@ -143,7 +143,7 @@ def unfolded(samples, advantages):
 
 
 # Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*Such rewards are ignored")
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*spanwise ignores rewards of completions")
 @pytest.mark.parametrize(("ranks", "whole"), [(1, False), (3, False), (1, True)])
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks, whole):
@@ -154,7 +154,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks, w
 
 
 @pytest.mark.parametrize("name", ["blocks", "turns"])
-@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")
+@pytest.mark.filterwarnings("ignore:.*spanwise ignores rewards of completions")
 def test_the_run_folder_holds_what_was_handed_over_and_slime_logs_the_metrics(tmp_path, slime, name):
     """Rollouts of one sample, and of one for each turn; slime counts from 0 and is at 7."""
     samples = of_rows(conformance.expected(name)[0])
@@ -207,7 +207,9 @@ def ragged():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored")  # a reward of a sample without tokens is none
+@pytest.mark.filterwarnings(
+    "ignore:.*spanwise ignores rewards of completions"
+)  # a reward of a sample without tokens is none
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("per_token", [False, True])
 def test_slimes_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, per_token, size):

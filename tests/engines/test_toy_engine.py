@@ -39,7 +39,7 @@ def test_it_is_small():
 
 
 # Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*Such rewards are ignored")
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*spanwise ignores rewards of completions")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, side):

@@ -34,10 +34,10 @@ def warnings_of(ids, rule=None, **options):
 def test_other_tags_than_the_layouts():
     """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
     assert list(warnings_of([PLAN, PLAN, []])) == ["tags"], "what follows from it is not said again"
-    assert "2 of these completions ended inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
+    assert "2 malformed completions ended inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     most_of_one_length = [[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]]
-    assert "3 of these completions have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
-    assert "2 of these completions have the largest length, " in warnings_of([[4, 5], [5, 4]])["tags"]
+    assert "3 malformed completions have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
+    assert "2 malformed completions have the largest length, " in warnings_of([[4, 5], [5, 4]])["tags"]
     for ids in ([[0, 4], PLAN, PLAN], [[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "cut off" not in warnings_of(ids)["tags"]
 
@@ -100,8 +100,8 @@ def test_a_number_for_a_block_that_is_not_there(values, if_missing, count, numbe
     warnings = warnings_of([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
     assert list(warnings) == (["unused/mine"] if count else [])
     if count:
-        where = rf"{numbers} \(from its reward function\)\. The first is completion {first}\."
-        assert re.search(rf"{count} of 3 completions lack .*: {where}", warnings["unused/mine"])
+        where = rf"{numbers} \(from its reward function\)\. The first of these completions is completion {first}\."
+        assert re.search(rf"{count} of 3 completions have no block .*: {where}", warnings["unused/mine"])
         # Different numbers: none of them is right for every completion that lacks the block.
         assert ("set if_missing=" in warnings["unused/mine"]) == ("to" not in numbers)
 
@@ -113,7 +113,10 @@ def warnings_of_recorded(ids, reward):
 
 def test_of_a_recorded_reward_is_said_where_its_number_is_from_and_nothing_of_what_is_not_kept():
     sentence = warnings_of_recorded([WHOLE, SILENT], Reward.of([1.0, 0.0]))["unused/mine"]
-    assert "1 of 2 completions lack report, but have a reward of objective 'mine': 0 (recorded in the file)." in sentence
+    assert (
+        "1 of 2 completions have no block report, but have a reward of objective 'mine': 0 (recorded in the file)."
+        in sentence
+    )
     # A completion that broke its check counts as 0, which is the alarm of another metric; a block is left out as ever.
     assert warnings_of_recorded([WHOLE, WHOLE], Reward.of([0.0, 0.0], status=[Status.BROKE] * 2)) == {}
     some = Reward.of([0.0, None], status=[Status.BROKE, Status.ABSENT])

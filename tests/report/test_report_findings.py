@@ -35,7 +35,7 @@ def test_a_run_that_learned_and_one_that_may_not_have():
         points = [{"step": 0, **GOOD, "accuracy": before}, {"step": 120, **GOOD, "accuracy": 0.86}]
         finding = train_finding(points, steps=120, intervals={"accuracy": interval})
         assert sentence in finding
-        assert finding.endswith("The run has only one seed.")
+        assert finding.endswith("The run has only one seed. Other seeds may differ.")
 
 
 def test_a_run_with_one_evaluation_or_none():
@@ -143,11 +143,13 @@ def test_fidelity():
     assert fidelity_finding(rows, [pair]) == finding
     for pairs in ([pair | {"low": -0.01}], ()):  # without pairs their intervals overlap
         assert fidelity_finding(rows, pairs).endswith(". The difference between these baselines is within the noise.")
-    nothing = "In groups of 4 no baseline clearly fits Monte Carlo. The nearest is a: 0.100 [-0.100, 0.300]."
+    nothing = "In groups of 4, no baseline clearly correlates with the Monte Carlo advantages. "
+    nothing += "The highest correlation is that of a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no correlation")
     token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}
-    sentence = "The token advantages of SAE with the critic fitted correlate best with Monte Carlo: 0.400 [0.300, 0.500]."
+    sentence = "The token advantages of SAE with the critic fitted correlate best with the Monte Carlo advantages: "
+    sentence += "0.400 [0.300, 0.500]."
     assert fidelity_finding([], (), [token]) == sentence
 
 
@@ -199,7 +201,7 @@ def test_two_methods_are_compared_by_the_signs_of_their_blocks_and_one_that_give
     ):
         credit = {method: {k: torch.tensor(x) for k, x in columns.items()} for method, columns in (("a", left), ("b", OWN))}
         for a, b in ("ab", "ba"):
-            assert f"{a} and {b} give a block credit of opposite signs {sentence}" in credit_finding(credit, a, b)
+            assert f"{a} and {b} disagree on the sign of a block's credit {sentence}" in credit_finding(credit, a, b)
     finding = credit_finding({"a": {"x": torch.tensor([0.0, NAN])}}, "a", "a")
     assert finding == "Alarm: nothing would be learned. a gives credit to 0 of 2 completions."
 
@@ -221,7 +223,7 @@ def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
         assert by_label[label][0] == "wrong"
         assert "⚠ most completions refuse to answer" in by_label[label][1]
     assert by_label["malformed rate"][0] == ""
-    assert "Most completions refuse to answer (accuracy, refusal rate, ECE, Brier score)." in Page(html).text
+    assert "Most completions refuse to answer. Affected: accuracy, refusal rate, ECE, Brier score." in Page(html).text
     assert '<p class="finding bad">Alarm: most completions refuse' in html
     # On own data nobody says what a refusal is: the interval is undefined, and no evaluation has the figure.
     good = {name: value for name, value in GOOD.items() if name != "refusal_rate"}
@@ -296,7 +298,7 @@ def test_a_collapsed_arm_is_marked_where_it_looks_best():
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
     assert all("⚠" in cell for cell in rows["scalar"])
     assert not any("⚠" in cell for cell in rows["blockwise"])
-    assert "scalar: most completions refuse to answer in 3 of 3 seeds (accuracy, ece, refusal_rate)." in page.text
+    assert "scalar: most completions refuse to answer in 3 of 3 seeds. Affected: accuracy, ece, refusal_rate." in page.text
     assert cards(html)["not beaten in ECE"][0] == "wrong"
     assert cards(html)["not beaten in accuracy"][0] == ""
     sentence = compare_finding(comparison)  # no arm wins by a figure that means nothing
@@ -332,7 +334,7 @@ def test_the_charts_show_the_metrics():
     )}  # fmt: skip
     assert points(error) | points(level) == same
     assert (explained.legend, error.legend) == ((), ["of a completion's mean", "within a completion"])
-    assert "This mode adds 25.0 % to the time of a step (median)." in section.text
+    assert "Mode critic adds 25.0 % to step times (median)." in section.text
     assert [row["step"] for row in explained.rows] == [1, 3]
 
 

@@ -44,7 +44,7 @@ def one_engine():
 
 
 @pytest.mark.usefixtures("kept_weights")
-@pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*spanwise ignores rewards of completions:UserWarning")
 @pytest.mark.parametrize(("recipe", "group"), CASES, ids=[f"{recipe}-{group[0][0]['group']}" for recipe, group in CASES])
 def test_the_advantages_are_those_of_the_definitions(tmp_path, monkeypatch, model, one_engine, recipe, group):
     monkeypatch.setattr(vllm_generation, "LLM", one_engine)

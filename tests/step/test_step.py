@@ -241,7 +241,7 @@ def test_a_higher_reward_before_the_last_turn_is_lost_only_where_one_turn_counts
     step = Step(Scheme(method, TURN, [Objective("correct", pays="turn")]), VOCABULARY)
     turns = [[{"anchor": 1}, {"anchor": 2}]] * 2
     result = step.finish(step.read(talk([[*RIGHT, 7, *WRONG], [*WRONG, 7, *RIGHT]], [0, 0], turns=turns)))
-    assert any("a turn has a higher reward 'correct'" in warning for warning in result.warnings) == lost
+    assert any("an earlier turn has a higher reward 'correct'" in warning for warning in result.warnings) == lost
 
 
 def test_kept_rollouts_of_turns_are_numbered_over_all_processes():

@@ -19,36 +19,36 @@ OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this p
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "Usually LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and laser.alpha). Or "
-    "laser.reference was measured with another model or token."
+    "The usual cause is that LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and "
+    "laser.alpha). Or laser.reference was measured with another model or token."
 )
 #: The alarms of evaluation figures. The first alarm that holds gives a figure's warning.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
-        "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Credit answer and "
-        "confidence separately (method: bae), or start from a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
+        "The usual cause is that a wrong answer costs more than no answer, for example if all rewards are summed. Credit answer "
+        "and confidence separately (method: bae), or use a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("accuracy", Alarm("below", 0.05, "hardly any answer is right",
-        "Usually the prompts are too hard for this policy, or the answer is read from the wrong tag or block.",
+        "The usual causes are that the prompts are too hard, or that the answer is read from the wrong tag or block.",
         hollow=(*CALIBRATION, *_SCORED),
     )),
     ("verdict_rate", Alarm("below", 0.5, "most answers could not be judged",
-        "Usually gold answers are missing or cannot be read. If checks run out of time, raise verifier: {deadline: ...}.",
+        "The usual cause is that gold answers are missing or unreadable. If checks time out, raise verifier: {deadline: ...}.",
         hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("coverage", Alarm("below", 0.5, "few completions state a confidence",
-        "Usually a completion without a confidence loses nothing (then set if_missing), or completions are cut off early.",
+        "The usual causes are that a missing confidence costs nothing (then set if_missing), or that completions are cut off.",
         hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
-        "Usually the confidence gets the answer's credit and no separate credit, or all completions of a group are alike.",
+        "The usual causes are that the confidence gets only the answer's credit, or that a group's completions are all alike.",
         hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
-        "Usually no reward (such as `format`) pays for the tags, or completions are cut off at the token limit.",
+        "The usual causes are that no reward (such as `format`) pays for tags, or that the token limit cuts completions off.",
     )),
     (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, because the others were cut off",
-        "Usually the token limit of a completion is too low for this policy.", hollow=_SCORED,
+        "The usual cause is that the token limit of a completion is too low for this policy.", hollow=_SCORED,
     )),
     (f"{OF_SCORE}mean_confidence", Alarm("at most", 0.0, "every score is 0, after clipping", _OUT_OF_REACH, hollow=_SCORED)),
     (f"{OF_SCORE}mean_confidence", Alarm("at least", 1.0, "every score is 1, after clipping", _OUT_OF_REACH, hollow=_SCORED)),

@@ -21,8 +21,8 @@ from spanwise.types import Fault, Status, whole_text
 
 #: The sentences that explain how the tokens of a block share the block's credit.
 SHARING = (
-    "The number at a token is its share of the credit of its block. Some methods treat the whole completion as one block. "
-    "GRPO's own code shares differently: every token gets the whole advantage, and the loss divides by the number of tokens."
+    "The number at a token is the token's share of its block's credit. Some methods treat the whole completion as one block. "
+    "GRPO's own code does not share credit: every token gets the whole advantage, and the loss divides by the number of tokens."
 )
 #: The last sentences of the warning about a block that completions can leave out at no cost.
 _DRIFT = (
@@ -113,10 +113,10 @@ class Watch:
             is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
             if is_lost_s.any() and (objective.scope or self.scheme.default_scope) == "rollout":
                 turn_warnings[f"turns/{objective.name}"] = (
-                    f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, a turn has a higher "
-                    f"reward '{objective.name}' than the last turn that has this reward, which counts for the rollout. A reward "
-                    "that reads blocks sees one turn at a time. To pay each turn its own reward, set scope: turn. To read the "
-                    "whole conversation, write a function of 'completions'."
+                    f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, an earlier turn has a "
+                    f"higher reward '{objective.name}' than the last turn with a reward '{objective.name}'. Only the last turn's "
+                    "reward counts for the rollout. To pay each turn its own reward, set scope: turn. To score the whole "
+                    "conversation, write a reward function of 'completions'."
                 )
         return self._take_new(turn_warnings)
 
@@ -147,8 +147,8 @@ def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> s
     cut_off_count, cut_sentence = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
-            f"{cut_sentence} If they were cut off, raise the token limit of a completion (max_completion_length, in verl "
-            f"data.max_response_length), or ask for shorter completions. Otherwise ask for {tags_text} in the prompt."
+            f"{cut_sentence} If these completions were cut off, raise the token limit of a completion (max_completion_length, in "
+            f"verl data.max_response_length), or ask for shorter completions. If not, ask for {tags_text} in the prompt."
         )
     layout_sentence = f"The layout asks for {part_counts.lacking_text}. No reward can read a missing part."
     return f"{part_counts.sentence} {layout_sentence} {advice_text}"
@@ -169,9 +169,9 @@ def cut_off(
     distinct_text_count = len({text_of(row) for row in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
     longest_sentence = (
-        f"{longest_count} of these completions have the largest length, {largest_length} tokens, but different texts."
+        f"{longest_count} malformed completions have the largest length, {largest_length} tokens, but different texts."
     )
-    unclosed_sentence = f"{unclosed_count} of these completions ended inside an unclosed part."
+    unclosed_sentence = f"{unclosed_count} malformed completions ended inside a part (such as a tag) that they left open."
     return max((unclosed_count, unclosed_sentence), (longest_count, longest_sentence))
 
 
@@ -210,14 +210,14 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     omission_text = "A completion without the block gets no reward and loses nothing."
     if if_missing is not None:
-        omission_text = f"A completion without the block gets if_missing, {if_missing:g}, instead."
-    remedy = "To let such rewards count, name a block that no completion lacks in the objective's 'pays'."
+        omission_text = f"A completion without the block gets {if_missing:g} (if_missing) instead."
+    remedy = "To use these rewards, let the objective's 'pays' name a block that every completion has."
     if min_reward == max_reward:
-        remedy = f"To make such rewards count, set if_missing={min_reward:g}."
+        remedy = f"To give this reward to completions without the block, set if_missing={min_reward:g}."
     return (
-        f"{len(ignored_rewards)} of {len(reading)} completions lack {' and '.join(objective.pays)}, but have a reward of objective "
-        f"'{objective.name}': {rewards_text} ({source_text}). The first is completion {first_row}. Such rewards are "
-        f"ignored. {omission_text} {remedy}"
+        f"{len(ignored_rewards)} of {len(reading)} completions have no block {' and '.join(objective.pays)}, but have a reward of "
+        f"objective '{objective.name}': {rewards_text} ({source_text}). The first of these completions is completion {first_row}. "
+        f"spanwise ignores rewards of completions without the block. {omission_text} {remedy}"
     )
 
 
@@ -229,9 +229,10 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
     if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(min_reward), abs(max_reward)):
         return ""
     return (
-        f"Objective '{objective.name}' gives {if_missing:g} to a completion without its block (if_missing), but its rewards "
-        f"lie between {min_reward:g} and {max_reward:g}. One such completion outweighs all others in the gradient. Set "
-        "if_missing to the lowest possible reward, or set scale: std, which divides by the rewards' standard deviation."
+        f"Objective '{objective.name}' gives a completion without its block the reward {if_missing:g} (if_missing). All other "
+        f"rewards of the objective lie between {min_reward:g} and {max_reward:g}. So one completion without the block outweighs "
+        "all others in the gradient. Set if_missing to the lowest possible reward. Or set scale: std, which divides by the "
+        "rewards' standard deviation."
     )
 
 
@@ -247,7 +248,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
     counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in count_of_clause.items() if count]
     if not counted_clauses:
         return ""
-    return f"{' and '.join(counted_clauses)}, but objective '{objective.name}' has no if_missing. {_DRIFT}"
+    return f"{' and '.join(counted_clauses)}. Objective '{objective.name}' has no reward for them (if_missing). {_DRIFT}"
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:

@@ -124,14 +124,17 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
         if top_row is None:
             return "Nothing was measured: no correlation with the Monte Carlo advantage could be computed."
         estimator_and_critic = f"{top_row['estimator']} with the critic {top_row['critic']}"
-        return f"The token advantages of {estimator_and_critic} correlate best with Monte Carlo: {_with_bounds(top_row)}."
+        return (
+            f"The token advantages of {estimator_and_critic} correlate best with the Monte Carlo advantages: "
+            f"{_with_bounds(top_row)}."
+        )
     size = min(row["group_size"] for row in correlation_rows)
     rows_of_size = [row for row in correlation_rows if row["group_size"] == size]
     top_row, *other_rows = sorted(rows_of_size, key=lambda row: -row["value"])
     if top_row["low"] <= 0:
         return (
-            f"In groups of {size} no baseline clearly fits Monte Carlo. The nearest is {top_row['baseline']}: "
-            f"{_with_bounds(top_row)}."
+            f"In groups of {size}, no baseline clearly correlates with the Monte Carlo advantages. The highest correlation is that "
+            f"of {top_row['baseline']}: {_with_bounds(top_row)}."
         )
     best_sentence = f"In groups of {size}, {top_row['baseline']} correlates best with Monte Carlo: {_with_bounds(top_row)}"
     if not other_rows:

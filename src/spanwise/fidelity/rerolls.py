@@ -293,8 +293,9 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     if objective_name not in value_names:
         predicted_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' predicts {predicted_text}, but only the reward 'correct' is measured here. Write values: "
-            "objective in the recipe and train again, or compare other critics: --critics fitted,mc."
+            f"The critic '{place}' predicts {predicted_text}, but the critics are compared on the reward 'correct' alone. Write "
+            "values: objective in the recipe, and train again. Or leave the recipe's critic out of the comparison: --critics "
+            "fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
 

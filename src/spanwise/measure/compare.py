@@ -77,8 +77,8 @@ class Difference:
         if self.verdict == "borderline" and self.p >= 1 - interval.level:  # all seeds agree: p is that of a sign test
             return f"{finding}. Every seed has this difference. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
-            luck_text = f"With several pairs, this may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
-            return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
+            luck_text = f"With several pairs, a difference may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
+            return f"{finding}. Its interval excludes 0. {luck_text}{seeds_hint}"
         return f"{finding}, inside the noise.{seeds_hint}"
 
 
@@ -113,7 +113,8 @@ class ArmComparison:
         table_lines += [f"| {method} | " + " | ".join(self.row(method, max_seed_count)) + " |" for method in self.methods]
         table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
         caption = (
-            f"A figure is the mean over {max_seed_count} seeds ± half its {100 * self.level:g} % interval (Student's t)."
+            f"A figure is the mean over {max_seed_count} seeds. After ± stands half the width of the mean's "
+            f"{100 * self.level:g} % interval (Student's t)."
         )
         return "\n".join([*table_lines, caption])
 
@@ -131,7 +132,10 @@ class ArmComparison:
     def warnings(self) -> list[str]:
         """Say why figures marked "!" in the table cannot be trusted. One sentence per method and reason."""
         reasons = {(method, figure): f"{method}: {reason}" for (method, figure), reason in self.wrong.items()}
-        return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in by_sentence(reasons).items()]
+        return [
+            f"{reason}. Affected: {', '.join(figure for _, figure in cells)}."
+            for reason, cells in by_sentence(reasons).items()
+        ]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """Return a sentence for each difference between two methods. `verdicts` limit the differences."""
@@ -153,10 +157,9 @@ class ArmComparison:
         others_text = f" Differences that may be noise: {other_count}." if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"Of {count} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}.{others_text} The "
-            "noise is how far seeds differ on the same held-out prompts. Holm's correction allows for several pairs, but "
-            f"not for several figures. Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} "
-            "differences may be luck."
+            f"{len(clear_names)} of {count} differences are beyond the noise: {', '.join(clear_names)}.{others_text} The noise is "
+            "how much seeds differ on the same held-out prompts. Holm's correction makes luck rare among the pairs of one figure. "
+            f"Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} differences may be luck."
         )
 
 

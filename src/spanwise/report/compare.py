@@ -73,7 +73,8 @@ def compare_report(
         ),
         parts.calibration_section(
             samples or {},
-            note="The diagram pools all seeds. Its whiskers count a prompt once, even if several seeds answered it.",
+            note="The diagram pools the answers of all seeds. Its whiskers are intervals in which each prompt counts once, even if "
+                "several seeds answered it.",
         ),
         parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip

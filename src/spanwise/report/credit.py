@@ -172,4 +172,4 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
         top_block = max(opposed_counts, key=opposed_counts.__getitem__)
         count_text += f", most often in the block {top_block} ({opposed_counts[top_block]:,})"
-    return f"{left} and {right} give a block credit of opposite signs in {count_text}."
+    return f"{left} and {right} disagree on the sign of a block's credit in {count_text}."

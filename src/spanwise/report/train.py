@@ -140,7 +140,7 @@ def train_report(
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(
-                f"{reason[:1].upper()}{reason[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[reason]}"
+                f"{reason[:1].upper()}{reason[1:]}. Affected: {', '.join(map(figure_name, names))}. {CAUSES[reason]}"
                 for reason, names in by_sentence(alarm_of_figure).items()
             ),
             *batch_alarms(batch_lines),
@@ -272,7 +272,7 @@ def train_finding(
     alarm_texts = dict.fromkeys(alarm_of_figure.values())
     alarm_sentence = f"Alarm: {' and '.join(alarm_texts)}. " if alarm_texts else ""
     lone_evaluation_note = "" if len(points) > 1 else " There is only one evaluation, so nothing shows a change."
-    return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} The run has only one seed."
+    return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} The run has only one seed. Other seeds may differ."
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
@@ -408,7 +408,7 @@ def mode_sections(batches: Lines) -> list[Section]:
                 label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")
-        time_text = f" This mode adds {percent(median(time_shares))} to the time of a step (median)." if time_shares else ""
+        time_text = f" Mode {mode.name} adds {percent(median(time_shares))} to step times (median)." if time_shares else ""
         alarm_sentences = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
         sections.append(Section(page.title, page.text + time_text, warnings=alarm_sentences, panels=panels, asks=page.asks))
     return sections

@@ -243,11 +243,11 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
         return capsys.readouterr().out
 
     damaged.mkdir(parents=True)
-    assert "group-0 starts anew, because these checkpoints are not readable: checkpoint-20: " in attempt()
+    assert "group-0: these checkpoints cannot be read: checkpoint-20: " in attempt()
     whole.mkdir()
     (whole / "trainer_state.json").write_text('{"global_step": 1}')
     write_manifest(whole, processes=1, settings={})
-    assert "group-0 goes on from checkpoint-10, because these checkpoints are not readable: checkpoint-20: " in attempt()
+    assert "group-0: these checkpoints cannot be read: checkpoint-20: " in attempt()
     assert commands == [("group-0", False), ("group-0", True)]
     assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
 

@@ -70,7 +70,7 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     path = file(tmp_path, [1.4, 0.2, -0.3, None])
     credit(path, output=tmp_path / "out", recipe=recipe(tmp_path), methods=["recipe"], console=console)
     figures = "ECE 0.067, Brier 0.013, AUROC 1.000"  # .2/3, .04/3
-    text = f"3 completions have a score (75 %). Measured against the reward 'correct': {figures}."
+    text = f"3 completions have a score (75 %). Compared with the reward 'correct', the score has {figures}."
     assert text in console.file.getvalue()
     score = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
     assert (score["completions"], score["coverage"], score["verdict"]) == (3, 0.75, "correct")

@@ -97,7 +97,10 @@ def test_report_of_a_comparison_folder(tmp_path):
     assert rows["blended"][0] == "0.750 ± 0.000"
     assert "other" not in rows
     assert ["group - blended", "-0.250", "-0.250", "-0.250", "0.500", "borderline", "unknown"] in page.cells
-    assert "The diagram pools all seeds. Its whiskers count a prompt once" in page.text
+    assert (
+        "The diagram pools the answers of all seeds. Its whiskers are intervals in which each prompt counts once"
+        in page.text
+    )
 
 
 def test_report_of_a_fidelity_folder(tmp_path):

@@ -42,7 +42,7 @@ def credited(data, recipe, rows, uids, output, dtype, **shape):
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 # Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*Such rewards are ignored"),
+    pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:.*spanwise ignores rewards of completions"),
     pytest.mark.parametrize("dtype", TOLERANCE),
     pytest.mark.parametrize("name", conformance.RECIPES),
 ]

@@ -11,7 +11,7 @@ from spanwise.pipeline import advantages
 from trl_conformance_small import CASES, assert_defined, gradient, trained, trainer
 
 #: The environment pays a turn that has no confidence; by the definitions this reward is not used.
-UNUSED = pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
+UNUSED = pytest.mark.filterwarnings("ignore:.*spanwise ignores rewards of completions:UserWarning")
 #: Lists of different lengths: leaving the last element out is free.
 SHORT = pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 pytestmark = [UNUSED, SHORT]

@@ -59,7 +59,7 @@ def test_advantages_that_are_not_finite_name_the_completion_and_its_credit(tmp_p
     """5e39 is a number in the float64 of the credit, and none in the float32 of the advantages."""
     huge = Objective("correct", pays=("solution",), weight=1e40, options={"verify": "exact"})
     run = adam(tmp_path, extra={"layout": LAYOUT, "objectives": [huge]})
-    stopped(run, r"completion 0 of 8 at token 0 is inf\. The credits of its blocks are 5e\+39, 0")
+    stopped(run, r"completion 0 of 8 at token 0 is inf\. The credits of the completion's blocks are 5e\+39, 0")
 
 
 def test_a_float16_scaler_skips_steps_of_its_own_accord():

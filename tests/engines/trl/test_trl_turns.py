@@ -20,7 +20,7 @@ from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
 #: The environment pays a turn that has no confidence.
-pytestmark = pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*spanwise ignores rewards of completions:UserWarning")
 #: Rollouts of three turns, of one and of two; two rollouts of two turns each.
 THREE, TWO = rollouts.groups("turns")
 
@@ -133,7 +133,7 @@ def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
     }  # fmt: skip
     run = small.trainer(tmp_path, extra=extra, max_completion_length=64)
     before = small.weights(run.model)
-    with pytest.warns(UserWarning, match="no completion contains tags|Every advantage of the batch"):  # a random policy
+    with pytest.warns(UserWarning, match="No completion has tags|Every advantage of the batch"):  # a random policy
         run.train()
     rollouts = run.last_rollouts
     assert len(rollouts.batch.columns["solved"]) == len(rollouts.prompts) >= 8

@@ -227,8 +227,8 @@ def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     checkpoint, checkpoint_faults = newest_checkpoint(run.folder / "checkpoints")
     if checkpoint_faults:
         faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
-        start_text = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
-        say(console, f"{run.folder.name} {start_text}, because these checkpoints are not readable: {faults_text}.")
+        start_text = f"continues from {checkpoint.name}" if checkpoint else "starts again from step 0"
+        say(console, f"{run.folder.name}: these checkpoints cannot be read: {faults_text}. The run {start_text}.")
     thread_variables = {"OMP_NUM_THREADS": str(run.recipe.threads)}
     environment = {**thread_variables, **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log_file(run).open("ab") as log:  # append to the log, to keep the lines of earlier attempts

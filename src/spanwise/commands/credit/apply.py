@@ -182,9 +182,9 @@ def _note_missing_tools(table: RolloutTable, arms: Arms) -> str:
     if table.trainable.all() or not objective_names:
         return ""
     return (
-        f"The function of {' and '.join(objective_names)} reads completions. Here a completion is one text or message with all "
-        "that the model wrote, without tool output. In training it may be a list of messages, so rewards may differ. To use "
-        f"recorded rewards, give --reward {next(iter(objective_names))}=COLUMN."
+        f"The reward function of {' and '.join(objective_names)} reads whole completions. Here, a completion is one text or one "
+        "message without tool output. In training, a completion may be a list of messages, so rewards may differ. To use recorded "
+        f"rewards instead, give --reward {next(iter(objective_names))}=COLUMN."
     )
 
 
@@ -246,7 +246,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
             figures_text = ", ".join(f"{label} {short(fields[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
-            score_sentence = f"{score_sentence}. Measured against the reward '{judge_name}': {figures_text}"
+            score_sentence = f"{score_sentence}. Compared with the reward '{judge_name}', the score has {figures_text}"
     if not is_judged:
         return fields, f"{score_sentence}. The file does not say which completions are right."
     return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)

@@ -111,8 +111,9 @@ def choose_arms(
     notes = [blocks.note, *left_out_notes]
     if table.source == "TRL" and len(summed_rewards) > 1 and any(x.names == summed_rewards for x in schemes.values()):
         notes.append(
-            "TRL's table does not mark its rewards, so a number that a function wrote with log_extra counts as a reward, too. "
-            "To choose the rewards, give --pay BLOCK=COLUMN, or --reward correct=COLUMN for one."
+            "TRL's table does not say which columns are rewards. So spanwise also counts a number that a function wrote with "
+            "log_extra as a reward. To choose the rewards, give --pay BLOCK=COLUMN. To choose one reward, give --reward "
+            "correct=COLUMN."
         )
     if schemes and texts:
         default_required_methods = [own_method_name] if must_fit else []
@@ -169,12 +170,12 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)
-            advice = f"Add this column, or use a reward of the file ({recorded_rewards_text}), for example {reward_option}."
+            advice = f" Or use a reward that the file has ({recorded_rewards_text}), for example {reward_option}."
             another_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
             columns_hint = " If another column has the answers, give --columns answer=NAME." if another_may_fit else ""
             raise DataError(
                 f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
-                f"{advice if table.rewards else 'Add the column.'}{columns_hint}"
+                f"Add the column '{answer_column}'.{advice if table.rewards else ''}{columns_hint}"
             )
 
 
@@ -291,7 +292,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         advice = "Use the recipe that the critic was trained with, because its objectives and `values` fit the critic"
     missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"For every token, method '{scheme.method}' needs {missing_text}{needed_values_text}, but '{table.path}' holds "
+        f"Under method '{scheme.method}', every token needs {missing_text}{needed_values_text}, but '{table.path}' holds "
         f"{present_values_text}. {advice}."
     )
 

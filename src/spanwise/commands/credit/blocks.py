@@ -73,7 +73,7 @@ def choose_blocks(
     majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order."
     if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
         file_blocks = _pay_every_reward(usual, table, file_blocks.layout)
-        return replace(file_blocks, note=f"{layout_note} {majority_text} The blocks are these tags. {file_blocks.note}")
+        return replace(file_blocks, note=f"{layout_note} {majority_text} The blocks are {tags_text}. {file_blocks.note}")
     no_verdict_reason = census(texts, ["answer"]).sentence
     if no_verdict_reason:
         no_verdict_reason = f"Nothing says which completions of '{table.path}' are right: {no_verdict_reason}"

@@ -96,10 +96,10 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
     sample_counts = report_fields["counts"]
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts were sampled. Their last blocks "
-        f"were sampled again in {sample_counts['rerolls']} re-rolls of {sample_counts['prefixes']} distinct prefixes. "
-        f"{fidelity.share:.1%} of the completions could be compared, because they and two of their re-rolls state a "
-        "confidence.",
+        f"spanwise sampled {sample_counts['completions']} completions of {sample_counts['prompts']} prompts. Before their last "
+        f"blocks, the completions have {sample_counts['prefixes']} different texts. From these texts, spanwise sampled last blocks "
+        f"again, {sample_counts['rerolls']} in total. {fidelity.share:.1%} of the completions can be compared: the completion and "
+        "at least two of its new last blocks state a confidence.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
@@ -147,8 +147,8 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     q_table = _table(table_title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        "G is the number of completions per prompt. The confidences q* of the baseline 'outcome' are exact. Those of the "
-        f"baseline 'blended' are simulated, with a standard error of at most {largest_error:.4f}."
+        "G is the number of completions per prompt. For the baseline 'outcome', q* is exact. For the baseline 'blended', q* comes "
+        f"from a simulation with a standard error of at most {largest_error:.4f}."
     )
     return q_table
 
@@ -205,9 +205,9 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     """Print how token estimators correlate with Monte Carlo. Return the correlations."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     console.print(
-        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts were sampled. In their "
-        f"first blocks, {fidelity.count()} tokens are compared. {fidelity.count('decision')} of these are decisions (tokens "
-        f"with a probability below .97). {reference_words(segments)}",
+        f"spanwise sampled {sample_counts['completions']} completions of {sample_counts['prompts']} prompts. {fidelity.count()} "
+        f"tokens of the completions' first blocks are compared with Monte Carlo values. {fidelity.count('decision')} of the "
+        f"{fidelity.count()} tokens are decisions: their probability is below .97. {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -220,9 +220,9 @@ def reference_words(segments: SaeSegments | None) -> str:
     if segments is None:
         return "Each token's advantage is compared with the change that this token makes to the Monte Carlo value."
     return (
-        f"For SAE, a token with a probability below {segments.threshold:g} {segments.boundary}s a segment. Each token's "
-        "advantage is compared with the change of the Monte Carlo value over its segment. All tokens of a segment share "
-        "this change, which favours SAE with these segments."
+        f"SAE cuts completions into segments. A token with a probability below {segments.threshold:g} {segments.boundary}s a "
+        "segment. Each token's advantage is compared with the change of the Monte Carlo value over the token's segment. The "
+        "change is the same for all tokens of a segment, so the comparison favours SAE."
     )
 
 

@@ -37,9 +37,10 @@ def command(
     console = Console()
     reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
-        f"{reference['completions']} of {prompts * samples} completions were not cut off. After these, the token "
-        f"'{reference['token']}' has the log-probability {reference['mean']:.4g} +- {reference['std']:.2g}. It is taken at "
-        f"the temperature {reference['temperature']:g} and multiplied by the temperature. Write in the recipe:\nlaser: "
-        f"{{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
+        f"{reference['completions']} of {prompts * samples} completions were not cut off. After the end of these completions, the "
+        f"token '{reference['token']}' has the log-probability {reference['mean']:.4g} +- {reference['std']:.2g} (mean +- standard "
+        f"deviation). The log-probability was computed at the temperature {reference['temperature']:g} and multiplied by "
+        f"{reference['temperature']:g}. Write in the recipe:\n"
+        f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

@@ -66,8 +66,8 @@ def train(
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         hidden_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
-            raise RecipeError(f"{hidden_note} A reward needs this secret. Set objectives again, with the real value.")
-        say(console, f"{hidden_note} TRL trains without them. If TRL needs a secret, set it in `trainer` again, or log in.")
+            raise RecipeError(f"{hidden_note} A reward needs its secret. Set objectives again, with the real secret.")
+        say(console, f"{hidden_note} TRL trains without secrets. If TRL needs one, set it in `trainer` again, or log in.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()
@@ -379,7 +379,7 @@ class Recorder(BatchCallback):
         measured_figures = {name: value for name, value in figures.items() if name not in self.absent}
         alarm_sentences = alarms(measured_figures).values()
         for why in dict.fromkeys(why for why in alarm_sentences if step and why not in self._warned):
-            say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {figures[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
+            say(self.console, f"Warning at step {step}: {why} ({SHOWN_BY[why]} {figures[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
         self._warned |= set(alarm_sentences)
 
     def _keep_one_prompt(self, step: int) -> None:

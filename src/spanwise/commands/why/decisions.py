@@ -21,18 +21,18 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         value_column = column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
-        count_text = f"{name}: {mean_count:.3g} tokens per completion are decisions (probability < {segments.threshold:g})"
+        count_text = f"{name}: a completion has {mean_count:.3g} decisions (tokens of probability < {segments.threshold:g})"
         if not segment_values:
-            yield f"{count_text}. With so few decisions, '{name}' hardly differs from GAE with lambda 1."
+            yield f"{count_text}. '{name}' only discounts at decisions, so here it hardly differs from GAE with lambda 1."
             continue
         segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
         mean_length = segment_lengths.mean()
         relative_deviation = segment_lengths.std() / mean_length
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_text}. Decisions are {mean_length:.3g} tokens apart on average (standard deviation: "
-            f"{relative_deviation:.2g} times this distance). At this distance, '{name}' discounts as much as GAE with "
-            f"lambda {lambda_per_token:.4g} at each token. docs/critic.md compares both methods."
+            f"{count_text}. Two decisions are {mean_length:.3g} tokens apart on average (standard deviation: "
+            f"{relative_deviation:.2g} times this distance). With decisions so far apart, '{name}' discounts as much as GAE with "
+            f"lambda {lambda_per_token:.4g} at each token. docs/critic.md compares SAE and GAE."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 

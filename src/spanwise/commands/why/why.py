@@ -84,9 +84,9 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption=("Each token without credit has one reason. 'completions' counts the completions without any credit, each "
-            "under its most frequent reason. 'rows' lists these completions. If there are none, it lists completions with "
-            "such a token. To see one of them, give --completion ROW."),
+        caption=("Each token without credit has one reason. 'completions' counts completions without any credit, each under its "
+            "most frequent reason. 'rows' lists these completions. If there are none, 'rows' lists completions with a token that "
+            "has the reason. To see a completion, give --completion ROW."),
     )  # fmt: skip
     for name, tally in zeros.items():
         for tally_position, count in enumerate(tally.counts(examples)):

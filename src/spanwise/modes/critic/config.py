@@ -54,9 +54,10 @@ _PAGE = Page(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "The squared error has two parts: the error of a completion's mean value, and the error around that mean. A "
-            "small second part alone does not show a good critic. If all reward comes at the end, the second part is 0 for "
-            "every critic that gives all tokens of a completion the same value.",
+            "The squared error has two parts. The first part is the error of each completion's mean value. The second part is the "
+            "error within completions, after each completion's mean error is subtracted. A small second part does not show a good "
+            "critic: if all reward comes at the end, it is 0 for every critic that gives all tokens of a completion the same "
+            "value.",
         ),
         Chart(
             "Expected and earned",

@@ -151,7 +151,7 @@ class Critic:
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
-            place_sentence = "These values are in completions of another process."
+            place_sentence = "The values that are not finite belong to completions of another process."
             if faulty_rows:
                 place_sentence = f"The first value that is not finite is in completion {faulty_rows[0]}."
             raise self._diverged(f"{nonfinite_count:g} of the critic's values are not finite. {place_sentence}")
