@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused(unchecked_shapes):
     with pytest.raises(AlignmentError, match="have 3, 2 and"):
         tally_zeros(torch.zeros(1, 1).long(), torch.zeros(3), torch.zeros(2).long(), torch.zeros(3).long())
     blank = Credit(torch.zeros(1, 3).double(), torch.zeros(1).double(), torch.zeros(1).long(), torch.zeros(1).long())
-    with pytest.raises(AlignmentError, match=r"take a credit from pipeline\.credit"):
+    with pytest.raises(AlignmentError, match=r"Compute it with spanwise\.credit_batch"):
         zero_reasons(blank, ONE)
 
 

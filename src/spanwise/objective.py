@@ -166,8 +166,8 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(
-                f"Objective '{self.name}' has '{EARLIER}' (the blocks before its own) in 'given', but no field 'each'. Add "
-                f"'each', or remove '{EARLIER}'."
+                f"Objective '{self.name}' has '{EARLIER}' in 'given', but no field 'each'. '{EARLIER}' stands for the rewards of "
+                f"the blocks before the scored block, so it only works with 'each'. Add 'each', or remove '{EARLIER}'."
             )
         doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if doubled_name is not None:

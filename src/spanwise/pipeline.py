@@ -92,8 +92,8 @@ class Reading(ByCompletion):
             table_nc = table_nc.new_zeros(0, sum(column_widths))
         if table_nc.shape[1] != sum(column_widths):
             raise AlignmentError(
-                f"This table of a packed reading has {table_nc.shape[1]} columns, but the objectives and blocks of this scheme "
-                f"need {sum(column_widths)}. Use the same scheme for pack and unpack."
+                f"unpack got a table with {table_nc.shape[1]} columns, but the scheme's objectives and blocks need "
+                f"{sum(column_widths)} columns. Use the same scheme for pack and unpack."
             )
         tables = table_nc.split(column_widths, dim=1)
         reward_nm, status_nm, reward_by_outcome_nc, stated_number_nm, outcome_no, cost_nc, length_nk, fault_n1 = tables
@@ -227,7 +227,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' has no critic that gives each token a value; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
-        raise RecipeError("The batch has no mask_nt or the reading no spans, but a critic needs both. Pass them.")
+        raise RecipeError("A critic needs mask_nt of the batch and spans of the reading. Pass both.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
     block_nt, mask_nt = reading.spans.block_nt, batch.mask_nt
     return reward_streams(
@@ -293,9 +293,9 @@ def advantages(
         n, t = bad_position
         credits_text = ", ".join(f"{block_credit:g}" for block_credit in credit.block_nk[n])
         raise DivergedError(
-            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}. The "
-            f"credits of its blocks are {credits_text}. Training stopped before this advantage changed the model. Look for "
-            "very large numbers: rewards of this completion, `weight` and `if_missing` of objectives, values of the critic."
+            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}. The credits of the "
+            f"completion's blocks are {credits_text}. Training stopped before the advantage changed the model. Look for very large "
+            "numbers in the completion's rewards, in `weight` and `if_missing` of objectives, and in the critic's values."
         )
     return adv_nt
 

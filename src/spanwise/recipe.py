@@ -344,8 +344,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"The recipe sets {' and '.join(kept_fields)}, so {field}: {changes[field]} would not have its full effect. "
-                f"Edit the recipe, or remove its {' and '.join(kept_fields)} with {reset_text}."
+                f"The recipe sets {' and '.join(kept_fields)}, so {field}: {changes[field]} would not have its full effect. Edit "
+                f"the recipe. Or add {reset_text} to the command, which removes {' and '.join(kept_fields)} from the recipe."
             )
 
 
@@ -533,8 +533,9 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if import_paths and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{import_paths[0]}', and its values are not recorded. spanwise does not run "
-            "code just because the recipe in a run folder names it. If you trust this code, name the recipe: --recipe FILE."
+            f"Objective {position} needs the function '{import_paths[0]}', because no rewards of the objective are recorded. "
+            "spanwise does not run code just because the recipe in a run folder names it. If you trust the code, name the recipe: "
+            "--recipe FILE."
         )
     return Objective(**entry)
 

@@ -154,7 +154,7 @@ def imported(path: str, *, what: str) -> Any:
             f"{what} '{path}' cannot be imported: {unknown(kind_text, attribute_path, function_names)}"
         ) from error
     if isinstance(function, type):
-        raise RecipeError(f"{what} '{path}' is a class. Name a function, or an object of this class that the file makes.")
+        raise RecipeError(f"{what} '{path}' is a class. Name a function, or create an object of the class and name it.")
     return function
 
 

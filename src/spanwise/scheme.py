@@ -125,8 +125,9 @@ class Scheme:
             )
         if method_entry.preset is None:
             raise RecipeError(
-                f"Method '{name}' is a function to call from Python (spanwise.credit.{method_entry.estimator.__name__}): no engine "
-                f"here has what it needs ({', '.join(method_entry.needs)}). Use 'bae' or another method of `spanwise methods`."
+                f"No trainer can use method '{name}', because no trainer passes {', '.join(method_entry.needs)}. Use 'bae' or "
+                f"another method of `spanwise methods`. You can still call spanwise.credit.{method_entry.estimator.__name__} from "
+                "Python."
             )
         if objectives is None:
             layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
@@ -254,8 +255,8 @@ class Scheme:
         entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
         if loader_names := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
-                f"Objective '{loader_names[0]}' loads a reward model, and the reward workers of {engine} have no device for it. "
-                "Serve the model, and ask the server in a reward function of your own (`async def`); or train with TRL."
+                f"Objective '{loader_names[0]}' loads a reward model, but the reward workers of {engine} have no device for a "
+                "model. Serve the reward model, and write an `async def` reward function that asks the server. Or train with TRL."
             )
 
     @property
@@ -361,8 +362,8 @@ def _check_objectives_used(scheme: Scheme) -> None:
         other_objective = next((o for o in objectives if set(o.pays) != set(first_objective.pays)), None)
         if other_objective is not None:
             raise RecipeError(
-                f"Method '{method_entry.name}' cannot pay blocks separately, but objective '{first_objective.name}' pays "
-                f"{', '.join(first_objective.pays)} and objective '{other_objective.name}' pays "
+                f"Method '{method_entry.name}' cannot credit blocks separately, but two objectives pay different blocks. Objective "
+                f"'{first_objective.name}' pays {', '.join(first_objective.pays)}, and objective '{other_objective.name}' pays "
                 f"{', '.join(other_objective.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
     if method_entry.kind != "block" and "reward_nm" not in method_entry.inputs:

@@ -374,6 +374,6 @@ class Credit(ByCompletion):
         """The advantages, and the baseline and group behind each. Raises `AlignmentError` if the credit lacks them."""
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError(
-                "This credit does not say how its advantages were computed; take a credit from pipeline.credit_batch."
+                "The credit lacks adv_nm or comparison, which explain advantages. Compute it with spanwise.credit_batch."
             )
         return self.adv_nm, self.comparison

@@ -110,7 +110,7 @@ def test_sentences(tmp_path):
     for trajectory, names in (
         (first_turn(per_token={}), "Turn 0 of trajectory 't0' has no 'advantages'"),
         (first_turn(per_token={"advantages": [float("nan"), 0.0]}), "Turn 0 of trajectory 't0' has nan in 'advantages'"),
-        (first_turn(extra={"node": 3}), "Turn 0 of trajectory 't0' has 2 sampled tokens, but its node in .* has 9"),
+        (first_turn(extra={"node": 3}), "Turn 0 of trajectory 't0' has 2 sampled tokens, but '.*' holds 9"),
         (replace(other, extra={"episode": 7, "trace": 0}), "'t1'"),
     ):
         with pytest.raises(DataError, match=names):

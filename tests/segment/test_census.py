@@ -35,7 +35,7 @@ def test_the_sentence_says_what_is_there_instead():
     sentence = census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence
     wanted = "<answer> is in 0 and <confidence> is in 0 of 2 completions."
     assert sentence == f"{wanted} The completions do contain <plan> (in 2), <code> (in 1)."
-    assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; no completion contains tags."
+    assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions. No completion has tags."
     assert census(["<a>"], ["a"]).sentence == ""
 
 
@@ -51,7 +51,7 @@ def test_a_tag_in_other_letters_is_named_in_few_characters(tag, named):
 def test_each_segmenter_of_a_layout_is_counted():
     layout = Layout({"why": "why", "price": "json:price"})
     sentences = [count.sentence for count in census_of(layout, ["<why>so</why>{}"] * 2)]
-    assert sentences == ["", "'price' is in 0 of 2 completions; segmenter json finds nothing."]
+    assert sentences == ["", "'price' is in 0 of 2 completions. The segmenter json finds nothing."]
 
 
 @pytest.mark.parametrize(

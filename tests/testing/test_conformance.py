@@ -155,7 +155,10 @@ def test_unknown_names_are_sentences():
     check_estimator(warm, inputs={"temperature_n": st.sampled_from([0.5, 1.0, 2.0])}, examples=10)
     with pytest.raises(RecipeError, match=r"no property 'shfit'\. Did you mean 'shift'"):
         check_estimator("grpo", properties=["shfit"])
-    with pytest.raises(RecipeError, match=r"ends in 'nk2', which does not tell the method's kind\. Pass kind="):
+    with pytest.raises(
+        RecipeError,
+        match=r"ends in 'nk2', which does not tell what the method credits\. Pass the kind of the method, for example kind=",
+    ):
         check_estimator(lambda by_outcome_nk2, group_n: by_outcome_nk2)
     with pytest.raises(RecipeError, match=r"Method 'x': There is no property 'fast'"):
         register("x", kind="completion", paper="none", exceptions={"fast": "it is slow"})(dr_grpo)

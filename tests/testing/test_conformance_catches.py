@@ -94,7 +94,7 @@ def test_the_sentence_says_everything():
     assert str(caught.value) == (
         "Method 'raw_for_singletons' breaks 'constant': a group whose rewards are all equal gets exactly 0, and so does a "
         "group of one. "
-        "Smallest example: reward_n=[0.7], group_n=[0]. The result is [0.7]. Rows [0] must get exactly 0."
+        "The smallest example is reward_n=[0.7], group_n=[0]. The method returned [0.7]. Advantages must be exactly 0 in rows [0]."
     )
 
 

@@ -184,8 +184,8 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
         sampled_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
         if sampled_count != len(turn_values):
             raise DataError(
-                f"{turn_name} has {len(turn_values)} sampled tokens, but its node in '{source}' has {sampled_count} sampled "
-                "tokens. Read the file again."
+                f"{turn_name} has {len(turn_values)} sampled tokens, but '{source}' holds {sampled_count} sampled tokens for the "
+                f"turn. Read '{source}' again, and give the advantages of the turns that you read."
             )
         turn_node["advantages"] = turn_values
 

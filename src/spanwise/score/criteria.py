@@ -52,7 +52,7 @@ def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterio
     for position, criterion in enumerate(criteria, start=1):
         if criterion.part is not None and criterion.part not in blocks:
             unknown_message = unknown("block", criterion.part, blocks)
-            raise DataError(f"Criterion {position} of the rubric {where} is about '{criterion.part}'. {unknown_message}")
+            raise DataError(f"Criterion {position} of the rubric {where} has part: {criterion.part}. {unknown_message}")
     return criteria
 
 
@@ -138,7 +138,7 @@ def _check_criteria(criteria: Collection[Criterion], where: str, objective: Obje
         if part is not None:
             unknown_message = unknown("block", part, layout.names)
             faults = {
-                f"{subject} is about '{part}'. {unknown_message}": "*" not in part and part not in layout.names,
+                f"{subject} has part: {part}. {unknown_message}": "*" not in part and part not in layout.names,
                 f"{subject} is about block '{part}' alone, but 'each' scores several blocks. Remove 'part' or 'each'.": has_each,
             }
         refuse(faults)

@@ -116,8 +116,8 @@ def check_call(objective: Objective, convention: Convention | None, blocks: Coll
         for name, setting in {"key": objective.key, **{name: options.get(name) for name in unused_names}}.items():
             if setting is not None:
                 raise RecipeError(
-                    f"{subject} has {name}: {setting}, which needs a function for one completion, such as verl's "
-                    f"compute_score. Its function returns a list for the whole batch. Leave {name} out."
+                    f"{subject} has {name}: {setting}. Only a function that scores one completion, such as verl's compute_score, "
+                    f"can use {name}. The objective's function returns a list for the whole batch. Leave {name} out."
                 )
         return
     sees_setting, block = options.get("sees", "whole"), options.get("block")
@@ -135,8 +135,8 @@ def check_call(objective: Objective, convention: Convention | None, blocks: Coll
         check_number(f"{subject}: {name}{unit}", options[name], above=0.0, whole=name == "max_concurrent")
         if not is_async(convention.prepare(objective.reward)) and name not in default_by_name:
             raise RecipeError(
-                f"{subject} has {name}: {options[name]!r}, but its function is not async: it runs for one completion after "
-                f"another, and nothing can stop it. Leave {name} out, or write `async def`."
+                f"{subject} has {name}: {options[name]!r}, but its function is not async. Without async, one completion is scored "
+                f"after another, and no call can be stopped. Leave {name} out, or write `async def`."
             )
 
 

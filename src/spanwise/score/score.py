@@ -149,8 +149,8 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
     subject = f"The reward of objective '{objective.name}'"
     possible_faults = {
         f"{subject} returned {value_count} numbers for {size} completions. Return one number for each.": value_count != size,
-        f"{subject} returned {cost_nc.shape[1]} measured numbers for each completion, but names {cost_count} of them. Register "
-        f"the reward with measures=[NAME, ...], or return no measured numbers.": cost_nc.shape[1] != cost_count,
+        f"{subject} returned {cost_nc.shape[1]} measured numbers for each completion, but is registered with {cost_count} names. "
+        "Register measures=[NAME, ...], one per number, or return no measured numbers.": cost_nc.shape[1] != cost_count,
     }
     refuse(possible_faults, RewardError)
     is_paid_n = torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
@@ -249,9 +249,9 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         for name in objective.outcomes:
             if judge_by_objective.get(name) is not None:
                 raise RecipeError(
-                    f"Objective '{objective.name}' compares only completions with the same reward '{name}' (given), but "
-                    f"hardly any two completions have the same '{name}'. Set given: {judge_by_objective[name]}, because '{name}' "
-                    f"depends on this outcome. Or set baseline: group."
+                    f"Objective '{objective.name}' has given: {name}, so only completions with the same reward '{name}' are "
+                    f"compared. But hardly any two completions have the same '{name}'. Set given: {judge_by_objective[name]}, on "
+                    f"which '{name}' depends. Or set baseline: group."
                 )
         if (built_in_reward := built_in(objective)) is None:
             if objective.name not in recorded:  # a recorded reward's function may be impossible to import
@@ -328,8 +328,8 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
     tag_option = built_in_reward.tags[0]
     if len(block_tags) != 1:
         raise RecipeError(
-            f"Objective '{objective.name}' reads one tag of each block, but block '{block}' has "
-            f"{', '.join(block_tags) or 'no tags'}. Name one tag with options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
+            f"Objective '{objective.name}' needs one tag of each block, but block '{block}' has "
+            f"{', '.join(block_tags) or 'no tags'}. Choose one with options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
         )
     return {tag_option: block_tags[0]}
 
@@ -343,7 +343,7 @@ def _check_order(objectives: Sequence[Objective]) -> None:
             raise RecipeError(f"Two objectives are called '{objective.name}'. Give one of them another 'name'.")
         _check_given(objective, objective_names[:position])
         if objective.only is not None:
-            _check_earlier(objective, objective.only, objective_names[:position], need=f"has only: {objective.only}")
+            _check_earlier(objective, objective.only, objective_names[:position], need="for its field 'only'")
         for name in objective.outcomes:
             if name in objective_names and name in OUTCOMES:
                 raise RecipeError(f"'{name}' is both an objective and an outcome. Give the objective another 'name'.")
@@ -359,11 +359,11 @@ def _check_given(objective: Objective, earlier: Collection[str]) -> None:
 
 def _check_earlier(objective: Objective, name: str, earlier: Collection[str], *, need: str | None = None) -> None:
     if name not in earlier:
-        functions_text = "" if need else f" Or name a function: {', '.join(sorted(OUTCOMES))}, or 'module:function'."
-        need = need or f"needs the outcome '{name}'"
+        functions_text = "" if need else f" Or use an outcome function: {', '.join(sorted(OUTCOMES))}, or 'module:function'."
+        need = need or "as an outcome"
         raise RecipeError(
-            f"Objective '{objective.name}' {need}, but no earlier objective has this name. The earlier ones are: "
-            f"{', '.join(earlier) or 'none'}. Move '{name}' before it, or correct the name.{functions_text}"
+            f"Objective '{objective.name}' needs '{name}' {need}, but no earlier objective has this name. Earlier objectives: "
+            f"{', '.join(earlier) or 'none'}. Move '{name}' before '{objective.name}', or correct the name.{functions_text}"
         )
 
 

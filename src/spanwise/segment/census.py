@@ -48,8 +48,8 @@ class Census:
                 f"{marks_with_counts} of {self.size} completions. The completions do contain "
                 f"{', '.join(counted_marks[:6])}{more_text}."
             )
-        finding = "no completion contains tags" if self.segmenter == "tags" else f"segmenter {self.segmenter} finds nothing"
-        return f"{marks_with_counts} of {self.size} completions; {finding}."
+        finding = "No completion has tags" if self.segmenter == "tags" else f"The segmenter {self.segmenter} finds nothing"
+        return f"{marks_with_counts} of {self.size} completions. {finding}."
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"

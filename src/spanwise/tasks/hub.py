@@ -192,9 +192,9 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     usual_tags_text = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {missing_text}, but no prompt asks for them: the default instruction of '{usual}' asks for "
-            f"{usual_tags_text}. Set instruction to a text that asks for the layout's tags, or prompt_column to a column "
-            "of whole prompts. If the model writes the tags by itself, set instruction=''."
+            f"The layout has {missing_text}, but no prompt asks for {missing_text}. The default instruction '{usual}' asks only "
+            f"for {usual_tags_text}. Set 'instruction' to a text that asks for {missing_text}. Or set prompt_column to a column of "
+            f"whole prompts. If the model writes {missing_text} without being asked, set instruction=''."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
@@ -346,8 +346,8 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     for name in ("image", "images"):
         if name in rows.column_names and any(cell.as_py() for cell in rows.data[name]):
             raise DataError(
-                f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column, or "
-                "train with images by a script with SpanGRPOTrainer."
+                f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column. Or write a "
+                "script with SpanGRPOTrainer, which can train with images."
             )
     question_advice = " For a column of whole prompts, write --set prompt_column=NAME."
     option_and_advice = ("prompt_column", "") if columns.whole else ("question_column", question_advice)

@@ -91,8 +91,8 @@ def check_estimator(
             first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes
             if first_axes not in _KIND_OF_AXES:
                 raise RecipeError(
-                    f"The first input of '{name}' ends in '{first_axes}', which does not tell the method's kind. Pass "
-                    "kind='token', for example."
+                    f"The name of the first input of '{name}' ends in '{first_axes}', which does not tell what the method credits. "
+                    "Pass the kind of the method, for example kind='token'."
                 )
             kind = _KIND_OF_AXES[first_axes]
         method = Method(name, method, kind, "", None, dict(exceptions or {}))
@@ -157,7 +157,7 @@ class _Estimator(Suite):
 
     def refuse(self, batch: DrawnBatch, result: Tensor, sentence: str) -> None:
         """Raise an error about the checked property. It shows the result and says what it must be."""
-        self.fail(batch, f"The result is {show(result)}. {sentence}")
+        self.fail(batch, f"The method returned {show(result)}. {sentence}")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.advantages(batch)
@@ -229,7 +229,9 @@ class _Estimator(Suite):
             batch_inputs |= {name: batch_inputs[name].to(dtype) for name in self.rewards}
             advantages = self.call(batch_inputs)[""]
             if bool((advantages[is_constant_n] != 0).any()):
-                self.refuse(constant_batch, advantages, f"Rows {_row_indices(is_constant_n)} must get exactly 0.")
+                self.refuse(
+                    constant_batch, advantages, f"Advantages must be exactly 0 in rows {_row_indices(is_constant_n)}."
+                )
         group_input_names = [entry.name for entry in self.spec if entry.stem == "group"]
         if group_input_names and self.method.kind != "step":
             singleton_batch = batch.put(dict.fromkeys(group_input_names, torch.arange(len(batch))))
@@ -277,7 +279,7 @@ class _Estimator(Suite):
         credit_before = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= credit_before - 1e-9):
             rise_sentence = (
-                f"{name} rose by {increase:g} at {credit_index} alone, so the result there must be >= {credit_before}."
+                f"Only {name} at {credit_index} rose, by {increase:g}, so the advantage there must be >= {credit_before}."
             )
             self.refuse(raised_batch, result_after, rise_sentence)
 

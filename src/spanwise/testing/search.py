@@ -78,7 +78,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples had such a result."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. In {example_count} examples, this did not occur."
                     )
 
     def has_shown(self, facts: set[Any]) -> None:
@@ -96,7 +96,7 @@ class Suite:
         except Exception as error:
             error_message = " ".join(str(error).split())
             raise ConformanceError(
-                f"{self.who} {self.crashes} {type(error).__name__}: {error_message[:300]} Inputs: {show(inputs)}."
+                f"{self.who} {self.crashes} {type(error).__name__}: {error_message[:300]} The inputs were {show(inputs)}."
             ) from error
 
     def run(self, batch: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Suite:
     def fail(self, example: Any, detail: str) -> NoReturn:
         """Raise a ConformanceError with the property, the example and the detail."""
         failure_sentence = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
-        raise ConformanceError(f"{failure_sentence} Smallest example: {self.show_example(example)}. {detail}")
+        raise ConformanceError(f"{failure_sentence} The smallest example is {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
         """Fail the property if a result differs from the expected result."""
@@ -166,7 +166,7 @@ class Suite:
         self.same(moved_batch, result_after, expectations)
         for column, filler in self.by_token.items():
             if bool((result_after[column][place_nt < 0] != filler).any()):
-                self.fail(moved_batch, f"The result is {show(result_after[column])}. Masked tokens must have {filler:g}.")
+                self.fail(moved_batch, f"The result {show(result_after[column])} must be {filler:g} at masked tokens.")
 
 
 class _AllShown(BaseException):

@@ -219,7 +219,8 @@ class _Segmenter(Suite):
             if [block is not None for block in block_texts] != has_token:
                 self.fail(
                     batch,
-                    f"Only blocks with tokens have a text. Completion {row} has texts {block_texts}, tokens {has_token}.",
+                    f"Only blocks with tokens may have a text. The blocks of completion {row} have the texts {block_texts}. "
+                    f"Whether each block has tokens: {has_token}.",
                 )
             # The key "" holds a block's whole text.
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)

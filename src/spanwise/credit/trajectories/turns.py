@@ -244,10 +244,10 @@ class Trajectory:
             old_token_text = _describe_token(context_ids, position, vocabulary)
             new_token_text = _describe_token(prompt, position, vocabulary)
             raise AlignmentError(
-                f"Turns {p} and {t} of trajectory {self.id!r} cannot become one sequence: the prompt of turn {t} repeats "
-                f"the text of turn {p}, but in other tokens. Token {position} was {old_token_text}, and now it is "
-                f"{new_token_text}. Build the prompt from the sampled token ids, not text. Or pass no vocabulary: then turn "
-                f"{t} starts a new sequence."
+                f"Turns {p} and {t} of trajectory {self.id!r} cannot become one sequence. The prompt of turn {t} repeats the text "
+                f"of turn {p}, but with other token ids. Token {position} was {old_token_text}, and now it is {new_token_text}. "
+                f"Build the prompt from the sampled token ids, not from text. Or leave out 'vocabulary', so that turn {t} starts a "
+                "new sequence."
             )
 
     def branches(self) -> list[Branch]:

@@ -174,7 +174,7 @@ class Laser(Mode):
         """Refuse a warm-up that lasts the whole run. Laser's loss, or the mixing of its score, would never start."""
         for delay, effect, remedy in (
             (self.reasoning_warmup, "Laser's loss would begin", "Lower laser.reasoning_warmup."),
-            (self.first_mix, "Laser's score would enter the credit", "Lower laser.self_rewarding_warmup, or set mix: 0."),
+            (self.first_mix, "Laser's score would be mixed in", "Lower laser.self_rewarding_warmup, or set laser.mix: 0."),
         ):
             if delay is not None and delay >= steps:
                 raise RecipeError(f"{effect} after {delay} generation batches, but the run has only {steps}. {remedy}")
@@ -219,8 +219,8 @@ class Laser(Mode):
         if reference_file is None:
             if self.reference is None:
                 raise DataError(
-                    f"The model in '{places[0]}' cannot be scored. Its recipe has laser without a reference, and no run "
-                    f"left a {FILE} with a measured reference. Set laser.reference in the recipe, or leave laser out."
+                    f"laser cannot score the model in '{places[0]}', because no run left a {FILE} with a measured reference, and "
+                    "the recipe sets no laser.reference. Set laser.reference in the recipe, or leave laser out."
                 )
             return self
         measured_reference = read_measured(reference_file)

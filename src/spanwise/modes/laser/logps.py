@@ -30,9 +30,9 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     id_of_special_token = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     id_of_special_token |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     id_of_special_token = {token: number for token, number in id_of_special_token.items() if number not in used_ids}
-    remedy = f"Name an unused special token, such as {', '.join(list(id_of_special_token)[:3])}."
+    remedy = f"Set laser.token to an unused special token, such as {', '.join(list(id_of_special_token)[:3])}."
     if not id_of_special_token:
-        remedy = f"Name an unused id from {len(tokenizer)} to {size - 1}, if there is one."
+        remedy = f"Set laser.token to an unused id from {len(tokenizer)} to {size - 1}, if there is one."
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
         raise RecipeError(f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens. {remedy}")
@@ -130,7 +130,7 @@ def measured(
                 "measures the reference."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{self_reward_text} If laser has not trained this policy before, remove laser.reference."
+            warning = f"{self_reward_text} Unless laser has trained this policy before, remove laser.reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_logp_n), "temperature": temperature}, warning
 

@@ -98,7 +98,7 @@ def read_plain(
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
-        role_note = f"Each completion joins the columns {', '.join(parts)}. Each text stands in tags with its column's name."
+        role_note = f"Each completion holds the columns {', '.join(parts)}, each between tags with the column's name."
     elif not roles.keys() & {"completion", "completions"}:
         role_note = "The completion is what follows the last user message in 'messages'; tool messages get no credit."
     return RolloutTable.of(

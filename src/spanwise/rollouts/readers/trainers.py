@@ -115,8 +115,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
-        f"{branched_count} of {trace_count} traces have several branches, and each branch is a row. Tokens that were in an "
-        "earlier branch count as prompt. In a baseline's mean, all branches of a trace count as one completion."
+        f"{branched_count} of {trace_count} traces have several branches. Each branch is one row. Tokens that an earlier branch "
+        "already has count as prompt in later branches. A baseline's mean counts all branches of a trace as one completion."
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}

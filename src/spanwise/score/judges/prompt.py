@@ -72,7 +72,7 @@ def load_template(prompt: str | None) -> str:
     """Return a judge's template. `prompt` is the template itself if it contains `{{`, else a file; None is the default."""
     if prompt is None or "{{" in prompt:
         return DEFAULT if prompt is None else prompt
-    template_advice = "Name a text file, or write a template with {{ part }} in it."
+    template_advice = "Set the judge's prompt to the path of a text file, or to a template with {{ part }} in it."
     return read_text(prompt, f"The judge's prompt '{prompt}'", template_advice)
 
 
