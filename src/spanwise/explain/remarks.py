@@ -211,9 +211,9 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     omission_text = "A completion without the block gets no reward and loses nothing."
     if if_missing is not None:
         omission_text = f"A completion without the block gets {if_missing:g} (if_missing) instead."
-    remedy = "To use these rewards, let the objective's 'pays' name a block that every completion has."
+    remedy = "To use the ignored rewards, let the objective's 'pays' name a block that every completion has."
     if min_reward == max_reward:
-        remedy = f"To give this reward to completions without the block, set if_missing={min_reward:g}."
+        remedy = f"To give completions without the block a reward of {min_reward:g}, set if_missing={min_reward:g}."
     return (
         f"{len(ignored_rewards)} of {len(reading)} completions have no block {' and '.join(objective.pays)}, but have a reward of "
         f"objective '{objective.name}': {rewards_text} ({source_text}). The first of these completions is completion {first_row}. "
