@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps compared rewards to two masks of groups: all equal, at least two. The baseline `batch` has one group."""
+        """Maps rewards to two masks: groups of equal rewards, groups of two or more. The baseline `batch` has one group."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
@@ -81,13 +81,13 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return, per objective, the share of rewards whose comparison ignores some outcomes in the objective's `given`."""
+    """For each objective, return the share of rewards for which the comparison ignores an outcome in `given`."""
     multi_outcome_names = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in multi_outcome_names}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """Return, for each compared reward, the share of groups with equal rewards among the groups of two or more rewards."""
+    """For each compared reward, return the share of groups with equal rewards; groups of one reward do not count."""
     return {name: float(equal_g[compared_g].double().mean()) for name, (equal_g, compared_g) in batch.agreement.items()}
 
 

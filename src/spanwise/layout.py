@@ -21,7 +21,7 @@ class Part:
     """The part of a block that one mark (a tag, a path, ...) finds. Two parts are never equal, even with the same mark."""
 
     block: int  # The number of the block in the layout.
-    segmenter: str  # The name of the segmenter that finds the part by its mark.
+    segmenter: str  # The name of the segmenter that finds the part, such as `tags`.
     mark: str  # The tag, path or pattern in the layout, without the name of a segmenter.
     key: str  # The name under which `BlockText` holds the part's text.
     index: int | None = None  # The number of the mark's match that is the part; None: all matches are.
@@ -87,7 +87,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all blocks (texts that a mark finds, such as the text of a tag), in the order of the layout."""
+        """The parts of all blocks, such as the texts of tags, in the order of the layout."""
         parts: list[Part] = []
         for block_index, (name, marks, repeat_index) in enumerate(self._single):
             for written_mark in marks:  # a mark such as `json:price` names its own segmenter
@@ -231,7 +231,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return pairs of a block's name and its marks, such as tags; a block given by name alone has the name as its mark."""
+    """Pair each block with its marks, such as tags; in a plain list of names, each name is its block's mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):

@@ -103,7 +103,7 @@ class Mode:
         """Raise a `RecipeError` for rollouts of several turns if the mode needs whole completions."""
 
     def check_steps(self, steps: int) -> None:
-        """Raise a `RecipeError`, or warn, if a run has too few generation batches (`steps`) for the mode to do all it should."""
+        """Raise a `RecipeError` or warn if `steps`, the number of the run's generation batches, is too low for the mode."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
         """From recorded rollouts, read the `Batch` fields that this mode fills in."""
@@ -120,7 +120,7 @@ class Mode:
 
     @property
     def judge(self) -> str | None:
-        """The name of the objective whose reward the mode's score of a completion predicts. None without a score."""
+        """The name of the objective that the mode's score predicts. None without a score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # maps folders to modules that share a name with another folder's
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # maps a folder to its modules whose names other folders use, too
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 

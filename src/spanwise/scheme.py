@@ -172,7 +172,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes that baselines may depend on, except rewards. Order: `Scores.outcome_names`."""
+        """The outcomes that baselines may use, without those that are objectives' rewards. Order: `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 

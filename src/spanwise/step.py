@@ -188,7 +188,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turn_descriptions = batch.columns.get(TURNS)
     other_columns = {name: column for name, column in batch.columns.items() if name != TURNS}
     turn_batch, turns = by_turn(replace(batch, columns=other_columns))
-    if turn_descriptions is None:  # if all completions have one turn, the column `anchor` may hold their start states
+    if turn_descriptions is None:
         anchor_column = None if turns.step_s.any() else turn_batch.columns.get("anchor")
         turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
@@ -337,7 +337,7 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Keep metrics that modes (optional features) compute after the credit. The next `finish` warns of alarming ones."""
+        """Store metrics that modes, such as LaSeR, compute after the credit. The next `finish` warns of alarming ones."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
@@ -363,7 +363,7 @@ class Step:
         """Split completions into one row per turn, if the scheme or the rollouts ask for it."""
         # A method for tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
-        # If one completion has turns, all are split, because `turn_rows` refuses completions without turns.
+        # If any completion lists turns, split all, so that `turn_rows` refuses completions that list none.
         must_split_turns = turn_lists is not None and (
             all(map(says_turns, turn_lists)) or any(says_turns(entry) and entry for entry in turn_lists)
         )

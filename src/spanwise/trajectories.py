@@ -59,7 +59,7 @@ def turn_batch(
             raise AlignmentError(
                 f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one value to each."
             )
-        column_values = list(column)  # pandas looks up by label, a list by place
+        column_values = list(column)  # make a list, because pandas would look up labels instead of positions
         turn_columns[name] = [column_values[j] for j, _ in turn_index_pairs]
     anchors = [turn.anchor for turn in turns]
     steps = Steps(trajectory_s, step_s, None if all(anchor is None for anchor in anchors) else anchors)

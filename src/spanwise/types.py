@@ -19,7 +19,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: The text of a completion by block and tag, such as `text["solution"]["answer"]`. None stands for an absent
-#: block, and for the text of a tag that its block does not open or does not close.
+#: block, and for a tag that is not opened or not closed.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
 _ROWS = 64  # how many completions are processed at a time, so that data fit into the cache
@@ -272,12 +272,12 @@ class Comparison(ByCompletion):
     """The terms of each advantage `(worth - baseline) / divisor` (worth: a reward), and how rewards were compared."""
 
     worth_nm: Float[Tensor, "n m"]  # The float64 reward, else `if_missing`; NaN if there is neither.
-    #: The float64 baseline, which is subtracted from `worth_nm`; NaN if the baseline is no single number.
+    #: The float64 baseline that is subtracted from the reward (`worth_nm`); NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
     #: What `worth_nm - baseline_nm` is divided by (float64): 1 for no division, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # The number of the set in which the reward is compared; -1: in no set.
-    level_nm: Int[Tensor, "n m"]  # How many outcomes the comparison ignores, from the end of `Objective.given`.
+    level_nm: Int[Tensor, "n m"]  # How many of the last outcomes in `Objective.given` the comparison ignores.
     members_nm: Int[Tensor, "n m"]  # How many rewards are compared; `if_missing` is not counted.
     averaged_nm: Int[Tensor, "n m"]  # How many rewards the baseline averages; 0 if it is not a plain mean.
     reason_nm: Int[Tensor, "n m"]  # Why the advantage is 0 (a `Zero`); `Zero.CREDITED` for any other advantage.
@@ -295,19 +295,19 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return a copy for new advantages, in which `reason_nm` says which of the advantages are 0, and why."""
+        """Return a copy whose `reason_nm` fits new advantages: it says which of them are 0, and why."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return a copy with NaN as baselines and divisors, because no baseline explains the new advantages."""
+        """Return a copy for new advantages that follow from no baseline. Its baselines and divisors are NaN."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Return a copy whose baselines and divisors give the advantages (advantage - `shift`) / `divisor`."""
+        """Return a copy with baselines and divisors that turn each advantage into (advantage - `shift`) / `divisor`."""
         return replace(self, baseline_nm=self.baseline_nm + shift * self.divisor_nm, divisor_nm=self.divisor_nm * divisor)
 
 

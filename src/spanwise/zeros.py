@@ -22,12 +22,12 @@ _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """Encode a reason and the number of its objective as one integer, the key. -1 is no objective."""
+    """Encode why an advantage is 0 (`reason`) and the objective's index as one integer, the key. -1 is no objective."""
     return reason * _OBJECTIVES + objective + 1
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason in a key, which `key_of` makes from a reason and an objective."""
+    """Return the reason why an advantage is 0, which `key_of` put into the key."""
     return Zero(key // _OBJECTIVES)
 
 
@@ -38,19 +38,19 @@ class Count:
     reason: Zero
     objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
-    completions: int  # How many completions have the reason in `Zeros.key_n`.
+    completions: int  # How many completions have `reason` in `Zeros.key_n`.
     rows: tuple[int, ...] = ()  # A few completions with the reason, or else with tokens that have the reason.
-    has_more_rows: bool = False  # Whether `rows` leaves out completions with the reason.
+    has_more_rows: bool = False  # Whether there are more completions than those in `rows`.
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason for each token with the advantage 0 in N completions. All completions' tokens form one list."""
+    """The reasons why tokens of N completions have the advantage 0. All completions' tokens form one list."""
 
-    names: tuple[str, ...]  # The objectives' names, in the order of their numbers in keys.
-    key_v: Int[Tensor, " v"]  # The reason why each token has credit or none, as a key.
+    names: tuple[str, ...]  # The names of the objectives. A key (`key_of`) contains an index into them.
+    key_v: Int[Tensor, " v"]  # The key (`key_of`) of each token, which says why the token has credit or none.
     row_v: Int[Tensor, " v"]  # The row number of each token's completion.
-    key_n: Int[Tensor, " n"]  # A key: CREDITED if a token has credit, else the tokens' most frequent reason (MASKED last).
+    key_n: Int[Tensor, " n"]  # By completion: CREDITED if a token is, MASKED if all are, else the most frequent other key.
 
     def objective(self, key: int) -> str:
         """Return the name of the objective in a key, which `key_of` makes. Return "" if the key contains no objective."""

@@ -163,7 +163,7 @@ def assign(
 
 
 def _compare_objectives(inputs: Mapping[str, Any], group_n: Tensor, min_stratum_size: int) -> Comparison:
-    """Compare each objective's rewards under the objective's `baseline`, for a method that returns no `Comparison`."""
+    """Compare rewards as each objective's `baseline` says, for a method that returns no `Comparison` itself."""
     outcome_matrix = inputs["outcome_no"]
     given_outcomes_m = [outcome_matrix[:, columns] if columns else None for columns in inputs["given_k"]]
     options_by_objective = {"outcome_no": given_outcomes_m, "back_off": inputs["back_off_k"], "baseline": inputs["baseline"]}

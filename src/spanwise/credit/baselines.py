@@ -202,7 +202,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # Each entry of one addend is 0: `advantage_n` is 0 for a missing reward, and `missing_n` is 0 for a present reward.
+    # A completion's reward is present or missing, so one of the two addends is 0.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 

@@ -43,7 +43,7 @@ FACTS = (
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: Inputs of methods that spanwise computes from any batch, so no engine has to provide them.
+#: Method inputs that spanwise computes from any batch, so no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Maps a method's parameter to the field of `Batch` from which spanwise computes the parameter.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
@@ -327,7 +327,7 @@ def _merge_blocks(task: Layout) -> Layout:
     """Merge all blocks into one. Keep them if two blocks share a mark, a block is repeated, or a mark must be its block's name."""
     is_repeated = any(EACH in name for name, _ in task.blocks)
     if not is_repeated and len(task.marks) == sum(len(marks) for _, marks in task.blocks):
-        with suppress(LayoutError):  # the segmenter `steps`, for example, allows no mark but the block's name
+        with suppress(LayoutError):
             return replace(task, blocks={"completion": task.marks})
     return task
 

@@ -83,7 +83,7 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rewards on tokens, in one table for each value that a critic predicts. GAE or SAE runs on each."""
+    """Token rewards, one table per value that a critic predicts. GAE or SAE runs on each table."""
 
     names: tuple[str, ...]  # The names of the values that the critic predicts.
     reward_snt: Float[Tensor, "s n t"]  # The reward of each token; 0 nearly everywhere.
@@ -185,7 +185,7 @@ def reward_streams(
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Return the index of each completion's last flagged token, and whether there is one."""
+    """Return the index of each completion's last token for which `flag_nt` is true, and whether there is one."""
     has_flag_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return has_flag_n.long(), has_flag_n

@@ -58,7 +58,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
     """Refuse tensors of different sizes along an axis that their names share, such as `n` in `x_n` and `y_nt`."""
     given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first_tensor = given_tensors[0]
-    first_axes = first_name.rpartition("_")[2]  # the names of the axes, such as "nt"
+    first_axes = first_name.rpartition("_")[2]
     for name, tensor in given_tensors[1:]:
         axis_pairs = zip(first_axes, name.rpartition("_")[2], strict=False)
         shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
@@ -391,7 +391,7 @@ centred = explains(compare_in_strata)
 def _compare_rollouts(
     value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare turns' rewards with their strata, where a rollout counts once. Return rollout count, mean and advantages."""
+    """Compare the turns of each stratum, where a rollout counts once, and return rollout counts, means and advantages."""
     # Merge a rollout's turns in the same stratum into one entry with their mean reward.
     turn_set_moments = moments(value_n, refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1))
     stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)

@@ -53,5 +53,5 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_list_or_text(value: Any) -> Any:
-    """Return an array, such as a reward's option, as a list. Return any other value as text."""
+    """Convert an array to a list, and any other value to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

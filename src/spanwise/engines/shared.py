@@ -215,7 +215,7 @@ class RunRecord:
         rollouts: Callable[[], Rollouts],
         ranks: Ranks | None = None,
     ) -> None:
-        """Write a batch's metrics and every k-th batch's rollouts. All processes call it; one writes."""
+        """Write a batch's metrics, and every `keep` steps also its rollouts. All processes call it; one writes."""
         ranks = ranks or Ranks(0, lambda own: [own])
         is_writer = ranks.rank == 0
         all_rows = result.own.everyone

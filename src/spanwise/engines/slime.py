@@ -113,7 +113,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Set the advantages of a rank's tokens, as slime's hook `--custom-advantage-function-path`.
+    """Set one rank's token advantages in slime's hook `--custom-advantage-function-path`.
 
     Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
     an `AlignmentError`.
@@ -133,7 +133,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         advantages_by_sample.append(adv_t)
     rollout_data["advantages"] = advantages_by_sample
     rollout_data["returns"] = list(advantages_by_sample)
-    # slime logs the field `rewards`, so put its own rewards back.
+    # The field `rewards` held the credit. Restore slime's own rewards, because slime logs the field.
     rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
 
@@ -169,7 +169,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
-        # If a sample's loss mask is all 0, mark every token as sampled, because the sample is scored, too.
+        # Rewards are computed from tokens marked as sampled. A sample whose loss mask is all 0 needs a reward, too.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,

@@ -15,7 +15,7 @@ from spanwise.registry import registered
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 OF_SCORE = "laser_"  # Metrics of the self-rewarding score have this prefix.
 OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this prefix.
-#: The names of the evaluation figures of the score that a policy gives to its own answers (mode `laser`).
+#: The names of the evaluation figures of laser's score, which a policy gives its own answers.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
@@ -97,7 +97,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the names of objectives of list elements after the first, such as `price[2]` if there is also `price[0]`."""
+    """Return the names of later list elements, such as `price[2]`, whose first element, `price[0]`, has a name, too."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
@@ -151,10 +151,10 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a warning for each metric whose mean over the last batches is wrong.
+    """Return a warning for each metric whose mean over the last batches is beyond its alarm's threshold.
 
-    The last batches are a quarter of those with a value, at most 10. A metric without any value (NaN, None) is wrong if its alarm
-    says so.
+    The last batches are a quarter of those with a value, at most 10. A metric without any value (NaN, None) has a warning
+    if its alarm defines one for unknown values.
     """
     sentence_of_metric = {}
     for metric_key, name, alarm in _find_watched(batches, "at_end"):

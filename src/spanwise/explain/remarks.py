@@ -107,7 +107,7 @@ class Watch:
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
-        """Warn if a turn has a higher reward than its rollout gets (`worth_sm`), which is the reward of a later turn."""
+        """Warn if the turn that sets a rollout's reward (`worth_sm`) has a lower reward than an earlier turn."""
         turn_warnings = {}
         for m, objective in enumerate(self.scheme.objectives):
             is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
@@ -161,7 +161,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count the completions that seem cut off, and say what shows it."""
+    """Count the completions that seem cut off, and describe the evidence in a sentence."""
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
     is_longest_n = among_n & (length_n == largest_length)

@@ -238,7 +238,7 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     outcome_n = rerolls.outcome_xs.double().flatten()
     score_pair = [proper_score(confidence_n, torch.full_like(confidence_n, outcome), rule=rule) for outcome in (0.0, 1.0)]
     reward_n = proper_score(confidence_n, outcome_n, rule=rule)
-    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # the prefix index -1 (no last block) selects NaN
+    no_rerolls_1m = torch.full((1, rerolls.again_dm.shape[1]), torch.nan)  # index -1: completions without a last block
     rerolled_confidence_nm = torch.cat([rerolls.again_dm.double(), no_rerolls_1m])[rerolls.prefix_xs.flatten()]
     rerolled_score_nm = proper_score(rerolled_confidence_nm, outcome_n[:, None].expand_as(rerolled_confidence_nm), rule=rule)
     mc_value_n, noise_n = mean_and_noise(rerolled_score_nm)
@@ -271,7 +271,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures in `FIGURES` from sums over completions of what `_terms` returns."""
     term_sums = sums.unbind(-1)
-    # The first eight sums are four pairs, one for each set of completions: the set's size and its sum of squared errors.
+    # The first eight sums alternate: the size of a set of completions, then the set's sum of squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
     weighted_adv_square_sum, weighted_product_sum, weighted_mc_square_sum, weighted_noise_sum = term_sums[14:]
     exact_square_sum = weighted_mc_square_sum - weighted_noise_sum
@@ -284,7 +284,7 @@ def agreement(
     count: Tensor, adv_sum: Tensor, mc_sum: Tensor, adv_square_sum: Tensor, mc_square_sum: Tensor, product_sum: Tensor,
     noise_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the correlation with Monte Carlo advantages, that of exact advantages, and the RMSE after the best scaling."""
+    """Return the Monte Carlo correlation, its value for exact advantages, and the RMSE of advantages scaled to fit best."""
     adv_variance = adv_square_sum - adv_sum * adv_sum / count
     mc_variance = mc_square_sum - mc_sum * mc_sum / count
     covariance = product_sum - adv_sum * mc_sum / count

@@ -84,7 +84,7 @@ def fidelity_report(
         completions_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
-    if "share" in counts:  # the share of usable completions exists only if baselines were measured
+    if "share" in counts:  # baselines were measured, not only tokens
         smallest_group_size = min((row["group_size"] for row in figures), default=None)
         used_share = percent(counts["share"])
         headlines = [

@@ -53,7 +53,7 @@ class FirstBlocks:
     heads: Sequence[Sequence[int]]  # The token ids of each completion's prompt.
     ids_nt: Int[Tensor, "n t"]  # The token ids of completions, without the columns after all first blocks.
     mask_nt: Bool[Tensor, "n t"]  # The trainable tokens of the first block.
-    reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict.
+    reward_n: Float[Tensor, " n"]  # 1 if a completion's first block is right, 0 if it is wrong, NaN if it was not judged.
 
     def take(self, rows: slice) -> FirstBlocks:
         """Return the `FirstBlocks` of the completions in a slice."""
@@ -178,7 +178,7 @@ class Roller:
 
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
-        """Compute the log-probability, at the sampling temperature, of each token in the completions' first blocks."""
+        """Compute the log-probability of each token in a completion's first block, at the sampling temperature."""
         model_input = blocks.sequences(self.model.device)
         forward_options = {"attention_mask": model_input.attention_nl, **positions(self.model, model_input.attention_nl)}
         logits_nlv = self.model(input_ids=model_input.ids_nl, **forward_options).logits
@@ -217,7 +217,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
 def collect_tokens(
     roller: Roller, rows: Any, *, samples: int = 4, rerolls: int = 48, sets: int = 2, most: int = MOST, seed: int = 0
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and sample them again from each token on (re-rolls). `choose_tokens` picks among many tokens."""
+    """Sample each completion's first block, and its rest again from each token. `choose_tokens` picks among many tokens."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -302,7 +302,7 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
 
 @torch.no_grad()
 def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float[Tensor, "n t"]:
-    """Return the value that a critic predicts before each token of the first blocks."""
+    """Return the value that a critic predicts before each token in the first block of each completion."""
     device = next(critic.parameters()).device
     return critic.value(critic(blocks.sequences(device)))[:, :-1, stream].cpu().double()
 

@@ -23,7 +23,7 @@ TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
 #: The kinds of tokens: all, and decisions (improbable tokens).
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: The name under which a critic's own values are compared with Monte Carlo values.
+#: Stands for a critic's values in the list of estimators that are compared with Monte Carlo.
 VALUES = "values of the critic"
 
 
@@ -199,7 +199,7 @@ class TokenFidelity:
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the best Monte Carlo correlation among estimators whose names start with `one`, minus that for `other`.
+        """Return the best Monte Carlo correlation of estimators called `one...`, minus the best of those called `other...`.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.

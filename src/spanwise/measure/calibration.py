@@ -105,7 +105,7 @@ def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
 def weighted_ece(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, " r"]:
-    """Compute the expected calibration error under each row of weights. Each completion has a weight.
+    """Compute one expected calibration error for each row of `weight_rn`, which weights the completions.
 
     >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
     >>> weighted_ece(q, c, torch.tensor([[1.0, 1.0], [2.0, 0.0]])).tolist()
@@ -117,7 +117,7 @@ def weighted_ece(
 def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
-    """Return each confidence bin's signed part of the ECE. It is positive if answers are right more often than stated."""
+    """Return each bin's accuracy minus confidence, times the bin's share of weights. The ECE adds up the absolute values."""
     confidence_i, is_right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     is_in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
@@ -127,7 +127,7 @@ def weighted_gaps(
 def weighted_auroc(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """Compute the AUROC of the confidences under each row of weights. Each completion has a weight.
+    """Compute one AUROC of the confidences for each row of `weight_rn`, which weights the completions.
 
     >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
     >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()

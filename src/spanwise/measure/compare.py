@@ -237,7 +237,7 @@ def compare_arms(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for multiple tests by Holm's method. NaN does not count as a test."""
-    # SciPy has no Holm adjustment, and the one of statsmodels counts NaN as a test.
+    # SciPy lacks Holm's method, and statsmodels counts NaN as a test.
     sorted_p, sorted_index = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
     remaining_test_counts = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
     return (sorted_p * remaining_test_counts).clamp(max=1.0).cummax(dim=0).values[sorted_index.argsort()].tolist()

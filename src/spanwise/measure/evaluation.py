@@ -314,7 +314,7 @@ def bounds(
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # use another seed than the one that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Add the noise of two unseen prompts in each of their orders, so that swapping the runs only negates the bounds.
+    # Add the noise of two unseen prompts twice, in both orders. Then swapping the two runs only negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])

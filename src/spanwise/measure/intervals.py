@@ -226,7 +226,7 @@ def resample(
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
-    """Yield prompts' random weights, a row per bootstrap resample, in chunks of rows. Chunk sizes do not change them."""
+    """Yield chunks of bootstrap resamples: rows of random prompt weights. Chunk sizes do not change the weights."""
     if resamples < 1:
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)

@@ -134,7 +134,7 @@ def voting(
 
 
 def curve_difference(a: Curve, b: Curve) -> Curve:
-    """Subtract curve b from curve a prompt by prompt. Return the mean difference, with its interval, at each n.
+    """Subtract curve `b` from curve `a`, prompt by prompt. Return the mean difference, with its interval, at each n.
 
     For two ways of choosing among the same samples, and for two runs (or two attempts) on the same prompts.
 
@@ -217,7 +217,7 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weights: list[Tensor], subsets: Iterator[Float[Tensor, "m s"]]) -> list[float]:
-    """Return, for each weighting, the mean correctness of the answers that win the vote in a subset. Ties count equally."""
+    """For each weighting, return the mean accuracy of votes among subsets of samples, where tied answers count equally."""
     if not len(value_a):
         return [0.0 for _ in weights]
     vote_weights = [vote_am * (weight_m * _MICRO).round() for weight_m in weights]  # whole numbers: sums and ties are exact

@@ -81,7 +81,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether a row has ended. If so, the engine appends the mode's extra token to it."""
+        """Return whether the model ended a row itself. If so, the engine appends the mode's extra token to the row."""
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:

@@ -189,7 +189,7 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a warning makes a difference between two methods meaningless."""
+    """Return whether a difference between two methods means nothing because of a warning."""
     arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     is_calibration_figure = d.figure in (*CALIBRATION, *SCORE_FIGURES)
     return any(is_calibration_figure or warning.startswith("most answers could not") for warning in arm_warnings)

@@ -430,7 +430,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield each mode (a feature such as LaSeR) that has a report section, with the section and its metric prefixes."""
+    """Yield every mode (such as LaSeR) that has a report section, the section, and its metrics' prefixes."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

@@ -124,7 +124,7 @@ def answer_text(value: Any) -> str | list[Any] | None:
     if is_empty(value):
         return None
     if isinstance(value, list) and len(value) == 1:
-        return value  # a reward takes the only answer out of the list
+        return value  # a reward unpacks a list of one answer
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=object_text)
     return str(value)
@@ -284,7 +284,7 @@ def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[typ
 
 @contextmanager
 def at_place(place: str) -> Iterator[None]:
-    """Name a record's place in the errors of the `with` block."""
+    """Add the place of a record, such as its row, to error messages from the `with` block."""
     try:
         yield
     except FieldError as error:

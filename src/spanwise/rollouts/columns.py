@@ -80,7 +80,7 @@ class ColumnBuilder:
                 column.extend([None] * (self._size - len(column)))
 
     def _column(self, name: Any) -> list[Any]:
-        """Return the column of a field. In a new column, all rows so far lack the field."""
+        """Return a field's column, which is filled with None up to the current row if it is new."""
         if name not in self.columns:
             self.columns[name] = [None] * self._size
         return self.columns[name]

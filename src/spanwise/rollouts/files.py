@@ -167,7 +167,7 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
 
 
 def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON value in every line of a file with the line's place. Skip blank lines."""
+    """Yield the place (such as "Line 3") and the JSON value of every line that is not blank."""
     for line_number, line in enumerate(stream, start=1):
         progress.add(len(line))
         if line.strip():

@@ -76,7 +76,7 @@ class CreditPart:
 
     objective: str  # The objective; names of summed objectives are joined by " + ".
     worth: float | None  # The reward, or the number that replaces a missing one.
-    baseline: float | None  # The number that the reward is compared with, or None.
+    baseline: float | None  # The number that is subtracted from `worth`; None if there is none.
     divisor: float | None  # The number that divides `worth - baseline`; None without a baseline.
     weight: float
     part: float  # The credit that the objective gives the completion.

@@ -36,7 +36,7 @@ class DiskArray:
         self._size += new_numbers.size
 
     def read(self) -> Shaped[np.ndarray, " v"]:
-        """Return all numbers as an array that is loaded on use. Changes to the array are not written to the file."""
+        """Return the file's numbers as an array that is read on use. Changes to the array are not written to the file."""
         with self._writing():
             self._file.flush()
         return np.asarray(np.memmap(self._file, self.dtype, mode="c")) if self._size else np.empty(0, self.dtype)
@@ -89,6 +89,6 @@ class TokenRows:
         return self._fill(self._numbers[name]).read() if name in self._numbers else None
 
     def _fill(self, numbers: DiskArray) -> DiskArray:
-        """Append NaN for every token so far that has no number."""
+        """Append NaN until there is a number for every token."""
         numbers.extend(np.full(len(self.ids) - len(numbers), np.nan))
         return numbers

@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"  # a field of a message that maps each loss name to one weight per token
+_WEIGHTS = "loss_weights"  # the field of a message with one weight per token for each loss
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Trace:
     step: int
     keyed: bool  # True if the episode has a group id
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # for each trained branch (path of messages): context nodes, then own nodes
+    paths: list[tuple[list[int], list[int]]]  # by trained branch: the messages of the prompt, then those of the completion
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the prompt of a completion: the text of the nodes before it."""
@@ -216,7 +216,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """For each trained branch of the conversation, yield the indices of the nodes before it, and of its own nodes."""
+    """For each trained branch, yield the indices of the prompt's messages, and of the completion's messages."""
     # A branch trains the sampled nodes (messages) that no earlier branch has. Nodes of earlier branches are context.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent_id in enumerate(parent_of_node):
@@ -227,7 +227,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     compacted_node_ids = {link.get("node") for link in all_links if link.get("type") == "compaction"}
     leaf_ids = sorted({*range(len(nodes))}.difference(parent_of_node))
     attempt_node_ids = {i for i in leaf_ids if any(link.get("type") == "compaction_attempt" for link in links_of_node[i])}
-    # An attempt to shorten the history (compaction) trains if the agent continued from it, or if no branch trains otherwise.
+    # Leave out attempts to shorten the history (compactions) that the agent did not use, unless nothing else is left.
     rejected_node_ids = attempt_node_ids - compacted_node_ids
     used_ids: set[int] = set()
     for leaf_id in [leaf_id for leaf_id in leaf_ids if leaf_id not in rejected_node_ids] or leaf_ids:

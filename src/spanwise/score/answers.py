@@ -184,7 +184,7 @@ def _shortened(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     text_tail = text[-LONGEST:]
-    text_tail = text_tail.partition("\n")[2] or text_tail  # the tail's first line may begin inside a formula, so drop it
+    text_tail = text_tail.partition("\n")[2] or text_tail  # drop the first line, which may be cut inside a formula
     return text_tail if any(delimiter in text_tail for delimiter in DELIMITERS) else ""
 
 

@@ -27,7 +27,7 @@ class Convention:
     fits: Callable[[Any, frozenset[str]], bool]
     #: Builds the reward function's arguments, by name, from a completion's text and its row of the dataset.
     arguments: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
-    #: Splits the function's result into its number and a note, either of which may be None.
+    #: Splits a reward function's result into a number and a note. Each may be None.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
     #: Returns the scorer of a completion: the function itself, or what it returns if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
@@ -52,7 +52,7 @@ class Convention:
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """Return a row's cell in the first of the named columns that exists."""
+    """Return the cell of the first column in `names` that the row has."""
     return next((row[name] for name in names if name in row), default)
 
 

@@ -28,7 +28,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may have in a batch.
 MOST_VALUES = 16
-#: The lowest number that can stand for a string outcome, chosen so that float64 holds every such number exactly.
+#: The lowest code (number) of a string outcome. float64 holds every code exactly.
 _STRING_CODES = 2**52
 
 
@@ -170,7 +170,7 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
 
 
 def _code_of(value: Any) -> float | None:
-    """Return the number that stands for an outcome. Return NaN if it is unknown, None if it is invalid."""
+    """Encode an outcome as a number, or return NaN if it is unknown and None if it is invalid."""
     if value is None:
         return NAN
     if isinstance(value, str):

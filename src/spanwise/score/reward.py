@@ -28,7 +28,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: A function that judges one completion, given all blocks, the block that holds the tag to judge, and the dataset cell.
+#: A function that judges a completion from all its blocks, the block with the judged tag, and a cell of the dataset.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 

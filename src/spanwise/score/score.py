@@ -93,7 +93,7 @@ def score_all(
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the names of the costs that rewards count, such as a judge's requests."""
+    """Return the names of the costs that reward functions report, such as the number of a judge's requests."""
     names_and_entries = [(objective.name, built_in(objective)) for objective in objectives]
     return tuple(f"{name}/{measure}" for name, entry in names_and_entries if entry is not None for measure in entry.measures)
 
@@ -265,7 +265,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Split each objective by its `criteria` and by the blocks that `each` matches, and replace block patterns by names."""
+    """Make one objective for each criterion and each block that `each` matches. Replace block patterns by names."""
     return tuple(
         block_objective
         for objective in objectives

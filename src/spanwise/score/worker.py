@@ -1,4 +1,4 @@
-"""Run checks that may hang or crash in a process of their own.
+"""Run checks in a separate process, because they may hang or crash.
 
 `worker.py KIND DEADLINE CLOCK_DEADLINE MEMORY` is run by path and imports nothing of this package, so that it starts in a second
 and holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`,
@@ -32,10 +32,10 @@ try:
 except ImportError:  # Windows has no module `resource`
     resource = None
 
-# Matches a letter of words, but no letter that formulas use, such as a Greek one.
+# Matches a letter, but not letters that formulas use, such as Greek ones.
 _LETTER = r"(?:[^\W\d_\xb2-\xbe\u0370-\u03ff\u2070-\u2bff\U0001d400-\U0001d7ff]|(?!\d)[\u0300-\u036f\u0900-\u0eff])"
 _DATE = r"[12]\d{3}([/-])[0-3]?\d\3[0-3]?\d|[0-3]?\d([/-])[0-3]?\d\4[12]\d{3}"
-_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")  # `++` keeps the search linear
+_WORDS = re.compile(rf"({_LETTER}{{2,}}+|(?![A-Za-z]){_LETTER})([ '-]{_LETTER}++)*+|{_DATE}")  # `++` prevents backtracking
 _SCIENTIFIC = re.compile(r"([+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++))[eE]([+-]?[0-9]{1,3})")
 #: Signs that mark mathematics in a text.
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
@@ -70,7 +70,7 @@ def as_words(text: str) -> str | None:
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
     """Return whether `answer` equals `gold` as mathematics. Return None if the gold answer cannot be read."""
-    from math_verify import parse, verify  # a slow import that only checks of mathematics need
+    from math_verify import parse, verify  # import late, because math_verify loads slowly
 
     # Math-Verify's own time limits are off, because the parent kills this process in time.
     untimed_parse = partial(parse, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
@@ -142,7 +142,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()
-    subschema_ids: dict[int, list[int]] = {}  # maps a schema to its inner schemas that check the same value
+    subschema_ids: dict[int, list[int]] = {}  # maps a schema to the schemas that it applies to the same value
 
     def check(contents: Any) -> None:
         try:
@@ -272,7 +272,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
     try:
         verdict = check(*request, **limits)
     except MemoryError:
-        os._exit(1)  # the answer used up the memory of a check, so this process may be broken
+        os._exit(1)  # without memory, the process may be broken
     except Exception as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"[:300]})
     return json.dumps({"error": "the gold answer cannot be read as mathematics"} if verdict is None else {"value": verdict})

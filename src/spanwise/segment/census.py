@@ -17,7 +17,7 @@ class Census:
     size: int  # The number of completions.
     wanted: Mapping[str, int]  # Maps the layout's marks (such as tags) to how many completions hold each.
     others: Mapping[str, int]  # Maps marks (such as tags) outside the layout to counts of completions, highest first.
-    segmenter: str = "tags"  # The segmenter that finds the marks.
+    segmenter: str = "tags"  # The name of the segmenter that finds the tags, fields or channels.
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ class Census:
 
     @property
     def lacking_text(self) -> str:
-        """Return the lacking marks as text for users, such as `<answer> and <think>`."""
+        """Return the marks in `lacking` as text for users, such as `<answer> and <think>`."""
         return " and ".join(map(self._show, self.lacking))
 
     @property

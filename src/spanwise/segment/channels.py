@@ -65,7 +65,7 @@ _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis"
 _ANY_OPENING = {*_OPENS, *_HEADER}
 #: Special tokens that end a channel that has no closing sign.
 _NEXT = _ANY_OPENING | _LEADS
-#: Special tokens which, at the start of a turn, show that the turn does not continue reasoning opened by the prompt.
+#: Special tokens. A turn that begins with one does not continue reasoning that the prompt opened.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(

@@ -99,7 +99,7 @@ class Sample:
 
     @staticmethod
     def of(text: bytes) -> Sample:
-        """Build the sample of a completion in which every byte is a token.
+        """Build a `Sample` from a completion's text, with every byte as a token.
 
         >>> Sample.of(b"abc").end_t
         array([1, 2, 3])
@@ -265,7 +265,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
         min_stop = claim.stop or content_stop
-        if min_stop <= open_stops_and_blocks[-1][0]:  # skip a text that would end after the text around it
+        if min_stop <= open_stops_and_blocks[-1][0]:  # skip a text that overlaps the end of the text around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             kept_claims.append(claim)
@@ -274,7 +274,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the texts that end at or before the position `byte`. Return the stretches in which the texts around them go on."""
+    """Remove the texts that end by the position `byte` from the stack, and return where the texts around them go on."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

@@ -76,7 +76,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_ends = sample.end_t[sign_token_positions].tolist()
         token_signs = [Sign(text, end - len(text), end) for text, end in zip(sign_texts, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
-        # If delimiters overlap, keep the one that is an added token, and drop the one found in the text.
+        # Drop delimiters found by text search if they overlap one that is an added token.
         nonoverlapping_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]

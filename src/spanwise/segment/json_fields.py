@@ -229,7 +229,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the tree of nodes for the JSON paths that a layout's parts name."""
+    """Build a tree from the JSON paths of a layout's parts."""
     node_parts = [part for part, steps_left in paths if not steps_left]
     if node_parts and len(paths) > 1:
         outer_part = node_parts[-1]

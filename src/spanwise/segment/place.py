@@ -98,7 +98,7 @@ _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 @lru_cache(maxsize=64)
 def _build_cutter(layout: Layout, segmenters: tuple[Segmenter, ...]) -> _Cutter:
-    """Return a function that cuts completions into runs of bytes (pieces), each of one block."""
+    """Return a function that cuts completions into pieces, each of which belongs to one block."""
     if layout.segmenters == ("tags",):
         # `TagParser` cuts the text itself, because the blocks depend on the order of the tags.
         tag_parser = TagParser(layout)

@@ -77,7 +77,7 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
 
 def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
-    """Register a segmenter that takes no mark, such as `lines`. A mark that repeats the block's name is allowed."""
+    """Register a segmenter, such as `lines`, whose blocks have no mark but may repeat their own name as the mark."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         """Find consecutive units, such as lines. The docstring of this module has the rules."""
@@ -175,7 +175,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark that all parts of a segmenter share, such as `32` in `fixed:32`. Refuse different marks."""
+    """Return the one mark, such as `32` in `fixed:32`, that all parts have, and refuse parts with different marks."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(

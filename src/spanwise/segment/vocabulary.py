@@ -131,7 +131,7 @@ class Vocabulary:
 
 
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
-    """Check on a test text that the vocabulary's bytes spell what the tokenizer decodes."""
+    """Encode a test text, and check that the tokens' bytes in the vocabulary match what the tokenizer decodes."""
     try:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # the vocabulary may hold no token for the test text

@@ -96,11 +96,11 @@ DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["ana
 class Problems(EmbeddedProblems):
     """N digit chains (a digit and up to six operations modulo 10) as arrays. Steps from `length_n` on are fillers."""
 
-    start_n: Int[np.ndarray, " n"]  # The digit with which each chain begins.
-    length_n: Int[np.ndarray, " n"]  # The number of steps of each chain.
+    start_n: Int[np.ndarray, " n"]  # The digit with which each problem begins.
+    length_n: Int[np.ndarray, " n"]  # The number of operations in each problem.
     operator_ns: Int[np.ndarray, "n s"]  # Indices into `OPERATORS`.
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether `~` is a smudged plus (else minus), by prompt or step
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether an unreadable operator `~` is a plus (else minus)
 
     @property
     def items(self) -> list[list[str]]:
@@ -148,7 +148,7 @@ def apply_step(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step of N problems. If `slip_ns` is true, take the step's result from `slipped_ns`."""
+    """Return the result digit of every step of N problems. Where `slip_ns` is true, take the result from `slipped_ns`."""
     digit_n = problems.start_n
     digits_after_step: list[np.ndarray] = []
     is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
@@ -164,7 +164,7 @@ def run_chain(
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step, with random errors. `slip` has each operator's probability of an error."""
+    """Return the result digit of every step, with random errors. `slip` has each operator's probability of an error."""
     chain_shape = problems.operator_ns.shape
     is_slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
     return run_chain(problems, is_slip_ns, rng.integers(0, 10, chain_shape))
@@ -243,7 +243,7 @@ class TwiceNoise:
     slip: tuple[float, float, float, float]
     repeat: float  # The share of completions without reasoning, whose second answer repeats the first.
     refusal: float = 0.02  # The share of first answers that are `?`, a refusal.
-    # The first answer is right with probability glance**(steps - 1). Otherwise it is a random digit.
+    # The first of a completion's two answers is right with probability glance**(steps - 1), else a random digit.
     glance: float = 0.8
 
 
@@ -283,7 +283,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N problems of the task `digits_long`, each with eight numbered places. 4 to 8 places hold a step, the others a filler.
+    """N problems of the task `digits_long`. Each has eight numbered places: 4 to 8 hold a step, the others a filler.
 
         70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 
@@ -308,7 +308,7 @@ class LongNoise:
     """Probabilities of errors, and of repeated calculations, in texts of the long digit chain."""
 
     slip: tuple[float, float, float]  # For `+`, `-` and `*`, the probability that a step's result is a random digit.
-    careful: float = 0.3  # The share of lines that write their calculation twice and err less often.
+    careful: float = 0.3  # The share of lines of reasoning that write their calculation twice.
     relief: float = 0.2  # The factor on error rates (`slip`) in lines that write their calculation twice.
     plus: float = 0.5  # The probability that a smudged operator `~` is read as a plus.
 

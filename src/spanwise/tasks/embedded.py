@@ -50,7 +50,7 @@ def build_invoice_tokenizer() -> Any:
 
     letter_problems = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # Spaces end tokens, so that a name has the same tokens in a letter and in JSON.
+    # No word begins with a space, so that a name has the same tokens in a letter and in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer_trainer = trainers.BpeTrainer(
@@ -133,7 +133,7 @@ class Stretch:
 
     name: str
     place: int  # The seed of the stage's random training texts.
-    noise: Any  # A dataclass of error rates, such as `TraceNoise`.
+    noise: Any  # The error rates of the stage's texts, such as a `TraceNoise`.
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 

@@ -25,7 +25,7 @@ NAMES = (*LETTERS, "total")
 FORM = "form"  # the block of all text outside the fields' values
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: Each field's operation, and the places in the prompt of the two digits it uses. No prompt shows a `hidden` value.
+#: Each field's operation, and the indices of the two prompt digits that it uses. No prompt shows a `hidden` value.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),

@@ -22,7 +22,7 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: The place of an instruction: plain text (no chat template), user message or system message.
 PromptStyle = Literal["plain", "user", "system"]
-_FEW_PROMPTS = 10  # A dataset with fewer different prompts is split by rows, so evaluation may repeat training prompts.
+_FEW_PROMPTS = 10  # The fewest different prompts for a split by prompt. With fewer, evaluation may repeat training prompts.
 _SEARCHED_PROMPTS = 64  # The number of prompts that are searched for the layout's tags.
 _TRL_COLUMNS = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -171,7 +171,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
         return {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
 
     task_rows = rows.map(build_row, remove_columns=dropped_columns)
-    if columns.answer is not None:  # `map` would give the texts the type of an old column `answer`, such as numbers or times
+    if columns.answer is not None:  # `map` would convert the texts to the type of an old column `answer`
         task_rows = task_rows.add_column("answer", [_answer_text(cell) for cell in rows[columns.answer]])
     return task_rows.select_columns([*added_columns, *other_columns])
 

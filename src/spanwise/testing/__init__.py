@@ -1,4 +1,4 @@
-"""Check properties that estimators, segmenters and rewards must have, built in or yours.
+"""Check that your own or built-in estimators, segmenters and rewards have the required properties.
 
 `check_estimator`, `check_segmenter` and `check_reward` search for counter-examples and describe one in a sentence. Needs
 `pip install 'spanwise[testing]'`.

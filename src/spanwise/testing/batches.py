@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.errors import RecipeError
 
 NAN = float("nan")
-_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # numbers that float32 holds exactly
+_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # float32 holds them exactly
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
@@ -80,7 +80,7 @@ class DrawnBatch:
     """The inputs of one call of a function under test. `place_nt` holds each column's trainable token (-1: none)."""
 
     spec: tuple[Input, ...]
-    group_n: Int[Tensor, " n"]  # the group of each row, even if the estimator gets no groups
+    group_n: Int[Tensor, " n"]  # the group of each row, even if the function under test takes no groups
     rows: Mapping[str, Any]
     place_nt: Int[Tensor, "n t"]
     fill: float = 0.0

@@ -120,7 +120,7 @@ def check_estimator(
 
 @dataclass(kw_only=True)
 class _Estimator(Suite):
-    """An advantage estimator under test, its inputs, and the functions that it must equal."""
+    """An advantage estimator under test, its inputs, and functions that must give the same results."""
 
     method: Method
     spec: tuple[Input, ...]

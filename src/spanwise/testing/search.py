@@ -21,7 +21,7 @@ _LEAST_EXAMPLES = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
-    """A function lacks a property. The message names function and property, the smallest example and the expected result.
+    """A function lacks a required property. The message names the two, the smallest example and the expected result.
 
     Example:
         >>> issubclass(ConformanceError, AssertionError)  # pytest shows it as a failed assertion
@@ -121,7 +121,7 @@ class Suite:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
     def pure(self, batch: Any, _: Draw) -> None:
-        """Check that calls repeat their result and do not change their inputs."""
+        """Check that a second call returns the same result, and that calls do not change their inputs."""
         batch_inputs = batch.inputs()
         inputs_before = copy.deepcopy(batch_inputs)
         first_result = copy.deepcopy(self.call(batch_inputs))

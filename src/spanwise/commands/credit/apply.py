@@ -109,7 +109,7 @@ class CreditResult:
     group_n: Tensor  # each completion's group number; completions of one group are compared
     arms: Arms
     applied: tuple[MethodCredit, ...]  # One entry per method; the credit that the file itself holds comes last.
-    scores: Scores  # The rewards of all methods, joined by `_collect_scores`.
+    scores: Scores  # The rewards that the methods use, each reward once.
     file_spans: FileSpans  # The spans of the blocks that tables and reports show.
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
@@ -163,7 +163,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on missing blocks: without a tokenizer, a word that holds text of two blocks counts for only one."""
+    """Return a note on words with text of two blocks: without a tokenizer, one of the two blocks counts as missing."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not straddled_count:
@@ -314,7 +314,6 @@ def read_file(
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
         mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        # A recorded reward lacks its value under the opposite outcome (right or wrong). `read` computes the missing value.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in span_parts_by_layout.items():
             spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)

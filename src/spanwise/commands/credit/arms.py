@@ -43,7 +43,7 @@ class Arms:
 
     @property
     def objectives(self) -> list[Objective]:
-        """The objectives of all methods; an objective names a reward and the blocks that get the reward's credit."""
+        """The objectives of all methods. An objective names a reward and the blocks that get the reward's credit."""
         return [objective for scheme in self.schemes.values() for objective in scheme.objectives]
 
 

@@ -99,7 +99,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Return the view of some completions' tokens, and the credit of all completions."""
+    """Return the page's token view of some completions, and each method's credit for all completions."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credit_by_method = {}
     for name, credit_columns in read_credit(table).items():

@@ -84,7 +84,7 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how near baselines come to Monte Carlo, and the confidence q* that each baseline rewards. Return the numbers."""
+    """Print how well each baseline matches Monte Carlo, and which confidence a policy learns with it. Return the numbers."""
     samples, seed = options["samples"], options["seed"]
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation

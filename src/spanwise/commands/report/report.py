@@ -131,7 +131,7 @@ def fidelity_page(folder: Path) -> str:
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
-    """Average curves of voting accuracy over the seeds of an arm."""
+    """Compute the mean curves of voting accuracy over the seeds of one training method."""
     mean_curves = {}
     for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
         # Runs without stated confidences have no vote weighted by confidence.

@@ -32,7 +32,7 @@ class Samples:
 
     prompt_n: Int[Tensor, " n"]  # The index of each completion's held-out prompt.
     answers: Mapping[str, list[str | None]]  # Answers by block; None if no answer could be read.
-    correct: Mapping[str, Float[Tensor, " n"]]  # Verdicts by block: 1 right, 0 wrong or missing, NaN without a verdict.
+    correct: Mapping[str, Float[Tensor, " n"]]  # By block: 1 if the answer is right, 0 if wrong or missing, NaN if unknown.
     confidence_n: Float[Tensor, " n"]  # The confidence that each completion states, or NaN.
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None  # Whether the completion declines to answer.
@@ -113,7 +113,7 @@ class Samples:
         """Compute the figures and the accuracy of votes, such as `majority@16`."""
         vote_count = self.most_votes(self.first)
         vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
-        # One bootstrap draw is enough, because the intervals of the votes are not used.
+        # One bootstrap resample is enough, because only the accuracies are used, not their intervals.
         votes = self.votes(budgets=(vote_count,), resamples=1) if vote_count else {}
         return self.figures() | {f"{way}@{vote_count}": votes[way].intervals[0].value for way in vote_names if way in votes}
 

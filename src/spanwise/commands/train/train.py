@@ -39,7 +39,7 @@ from spanwise.rollouts.folder import ONE_PROMPT, RunFolder, metrics_until
 from spanwise.tasks import Task, task_shape
 from spanwise.types import Scores, join_rows
 
-#: TRL options that the run itself sets, each with the recipe field to give instead.
+#: Maps each TRL option that the run sets itself to the recipe field that users set instead.
 _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (the log has a line per generation batch)",
     "output_dir": "output", "num_generations": "group_size", "epsilon": "clip", "entropy_coef": "entropy",

@@ -40,7 +40,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp_column: str, value_column: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return the number of SAE cuts per completion, and each segment's values and reward."""
+    """Return how often SAE cuts each completion into segments, and every segment's critic values and reward."""
     table = result.table
     decision_counts = list[int]()
     segment_values = list[np.ndarray]()

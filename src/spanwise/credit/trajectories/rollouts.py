@@ -50,7 +50,7 @@ class Timeline:
         return self.last_with(self.left_s == 0)
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
-        """Return the row of each trajectory's last flagged step, or of its last step if none is flagged."""
+        """Return the row of each trajectory's last step with a true `flag_s`, or of its last step if no flag is true."""
         # Flagged rows come before the others, so the last flagged row of a trajectory is found first.
         flagged_rows_first = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = flagged_rows_first[self.index_s[flagged_rows_first].argsort(stable=True)]
@@ -201,7 +201,7 @@ def assign_turns(
         method_inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=method_inputs, **options)
-        # The reason for a turn's zero credit comes from the comparison of whole rollouts by their summed rewards.
+        # Compare the summed rewards of whole rollouts, to find why a turn's credit is 0.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=is_truncated_j)
@@ -209,7 +209,7 @@ def assign_turns(
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
         credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
-        # A rollout without any rewarded block is credited for its `if_missing` reward at the last token of its last turn.
+        # If a rollout lacks all rewarded blocks, the last token of its last turn gets the credit for `if_missing`.
         stop_row_i = timeline.last_with(length_sk.sum(dim=1) > 0)[pays_stop_j]
         credit = replace(credit, stop_n=credit.stop_n.index_put((stop_row_i,), step_adv_nm[stop_row_i, 0]))
     else:
@@ -372,7 +372,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
-    """Mark rewards that a reward function tried to compute, even in vain. Their status is neither ABSENT nor UNSCORED."""
+    """Mark rewards that a reward function computed or failed to compute: those that are neither ABSENT nor UNSCORED."""
     return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 
@@ -385,11 +385,11 @@ def settle_turns(
     block_names: Sequence[str],
     scope: ScopeName,
 ) -> tuple[Reward, Reward]:
-    """Return the rewards of turns, and the verdict on each turn or its rollout."""
+    """Return each turn's own reward, and the reward that counts for the turn: its own or that of its whole rollout."""
     if (objective.scope or scope) == "turn":
         return reward, reward
     if reward.unused_n is not None:
-        # The last turn may hold the reward, although an earlier turn wrote the block that it credits.
+        # An earlier turn may hold the credited block while the last turn holds the reward.
         is_paid_s = (present_sk & paid_blocks([objective], block_names, present_sk.device)).any(dim=1)
         rollout_is_paid_s = (timeline.add_up(is_paid_s) > 0)[timeline.index_s]
         has_unused_reward_s = rollout_is_paid_s & (reward.status_n == int(Status.ABSENT)) & ~reward.unused_n.isnan()

@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Maps an objective's name to its reward, or to the `Status` of a missing reward. Without an entry, it is `UNSCORED`.
+#: Maps objectives' names to rewards, or to the `Status` of a missing reward. A reward without an entry is `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -201,7 +201,7 @@ class Trajectory:
         return replace(self, turns=tuple(turns_with_context))
 
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
-        """Give every turn a parent: the earlier turn whose context and response are the start of its prompt.
+        """Link each turn to its parent, if any: an earlier turn whose context and response begin the later turn's prompt.
 
         If several fit, the parent is the one with the most tokens, the latest of equals. The rest of the prompt is an observation,
         and is not trained. Rewards, per-token numbers and extras stay with their turns.
@@ -351,7 +351,7 @@ class Turns:
         return value_su
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, rows: int) -> Shaped[Tensor, "n t"]:
-        """Scatter one row of values per turn back to `rows` sequences, with 0 at all other tokens.
+        """Copy each turn's values to the turn's place in one of `rows` sequences, and set all other tokens to 0.
 
         Raises:
             AlignmentError: the values are of other turns.

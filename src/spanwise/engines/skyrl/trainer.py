@@ -146,7 +146,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # If mini-batches need padding, pass SkyRL no mini-batch boundaries, or its result would contain padding rows.
+        # If SkyRL knew the boundaries of mini-batches that need padding, it would return padding rows, too.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)

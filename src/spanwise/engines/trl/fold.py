@@ -118,7 +118,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # without old log-probabilities, the surrogate of vespo has slope 1, else NaN (unknown)
+    if args.loss_type == "vespo":  # vespo's slope is 1 without old log-probabilities, and unknown (NaN) with them
         slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -140,7 +140,7 @@ def check_own_advantage(
     # A release of TRL might give every token the mean advantage of its completion. To detect the mean, differentiate the
     # loss by the log-probabilities, and the gradient by the advantages.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # test weights in [1, 2) differ, to tell tokens apart
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # each token gets its own weight in [1, 2)
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None

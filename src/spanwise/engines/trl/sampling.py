@@ -100,7 +100,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Return which groups get credit, or differ in the rewards of the objective that the user chose."""
+        """Mark the groups that get credit or, if the criterion is an objective, the groups whose rewards for it differ."""
         extra_fields = next((output for output in generated if isinstance(output, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
@@ -112,7 +112,7 @@ class DynamicSampling:
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         is_useful_n = self.trainer.step.useful(scored_rows)
-        if scored_rows.turns is not None:  # each row is a turn, so mark the completions that hold a useful turn
+        if scored_rows.turns is not None:  # rows are turns, so a completion is useful if one of its turns is
             is_useful_n = torch.isin(torch.arange(scored_rows.completions), scored_rows.turns.row_s[is_useful_n])
         return is_useful_n.view(-1, group_size).any(dim=1)
 

@@ -150,7 +150,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._loss_inputs: dict[str, Any] = {}  # The inputs of the loss while TRL computes it.
         # TRL always gets the importance-sampling level "token", because TRL averages advantages at the level "sequence".
         self._ratio_level = args.importance_sampling_level
-        # `_changed` restores the user's level even after an error, because the user may use `args` again.
+        # `_changed` restores `importance_sampling_level` even after an error, because the user may use `args` again.
         with _changed(args, importance_sampling_level="token"):
             super().__init__(
                 model=model,
@@ -528,7 +528,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps = logp_outputs[0]
         loss_inputs = self._loss_inputs
         old_logp_bt = loss_inputs.get("old_per_token_logps")
-        if old_logp_bt is not None and self._ratio_level != "token":  # TRL reads `old_per_token_logps` later
+        if old_logp_bt is not None and self._ratio_level != "token":  # TRL's loss reads the changed `old_per_token_logps`
             mask_bt = fold.loss_mask(loss_inputs)
             block_bt = loss_inputs.get("block_numbers")
             loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)

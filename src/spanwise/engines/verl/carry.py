@@ -93,7 +93,7 @@ class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from texts."""
 
     reading: Reading  # The rewards of each row or turn, without the blocks (`spans` is None).
-    row_s: Int[Tensor, " s"]  # For each entry of `reading` (a row or a turn), its row in the batch.
+    row_s: Int[Tensor, " s"]  # The index of the batch row to which each row or turn in `reading` belongs.
     runs: Sequence[list[list[int]]]  # Each row's blocks, run-length encoded: block numbers and run lengths.
     masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens.
     split_n: Bool[Tensor, " n"]  # True if the row was split into turns.

@@ -78,7 +78,7 @@ class SpanRewardManager(RewardManagerBase):
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
             manager_values = own_result.get("reward_extra_info", {})
-            # A result of the user's reward manager replaces a dataset column only if an objective reads it.
+            # A reward manager's result replaces the dataset column of its name only if an objective reads the column.
             new_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
             reward_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
             reward_columns = {**new_values, **reward_values, "environment": own_result["reward_score"]}
@@ -177,7 +177,7 @@ def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: di
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
-    # If the user chose no reward and no objective reads the column `environment`, the agent loop fills the used columns.
+    # If the user chose no reward, verl's reward manager fills only `environment`. The agent loop fills other columns.
     if not user_chose_reward(config, manager_config.name) and "environment" not in used_columns:
         return None
     user_config = copy.deepcopy(config)

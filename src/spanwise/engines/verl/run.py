@@ -164,7 +164,7 @@ class VerlRun:
             yield
 
     def _check_steps(self, step_count: int) -> None:
-        """Refuse or warn of a run too short to train a mode (such as LaSeR) or the policy, unless the run only validates."""
+        """Check that a run that trains has enough steps to train its modes, such as LaSeR, and the policy."""
         trainer_config = self.config.trainer
         if trainer_config.get("val_only") and trainer_config.get("val_before_train", True):
             return

@@ -46,7 +46,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
     trainer_class.spanwise = None  # If the trainer has a recipe: a `VerlRun`, which computes the recipe's credit.
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, for functions that get no trainer.
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, which functions in `legacy` look up.
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -206,7 +206,7 @@ def _manager_name(config: Any) -> str | None:
 
 
 def user_chose_reward(config: Any, manager_name: str | None) -> bool:
-    """Return whether verl has a reward function or manager (`manager_name`) of the user."""
+    """Return whether the user chose a reward function, or a reward manager that is not verl's default."""
     return manager_name not in (None, "naive") or OmegaConf.select(config, "reward.custom_reward_function.path") is not None
 
 
@@ -284,7 +284,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
             f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
             f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
-            # A user's function may serve objectives of whole rollouts, while an agent loop gives `column` to each turn.
+            # It is no fault if the function rewards whole rollouts for one objective, and the agent loop turns for another.
             and (column == "environment" or turn_columns.keys() == paid_columns)
             for column, name in turn_columns.items()
         },

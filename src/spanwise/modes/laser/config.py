@@ -116,7 +116,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference with which no score, beta (logp - reference), can reach 1, as a logp is at most 0."""
+        """Refuse a reference so high that no score, beta (logp - reference), can reach 1, because logp is at most 0."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"Set beta to {lowest_beta:.2f} or more" if reference < 0 else "Set a reference below 0"
@@ -202,7 +202,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if mixes_scores else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each score's weight in the credit, and the score relative to its group. Before mixing, weights are 0."""
+        """For each laser score, return its weight in the credit (0 before mixing) and its value relative to its group."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +258,7 @@ class Laser(Mode):
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         mix_share_n1, relative_score_n1 = (vector_n[:, None] for vector_n in self._compared(batch.score_n, batch.group_n))
-        # If each objective has its own advantages, mix the policy's score of itself only into those of `self.verdict`.
+        # If each objective has advantages, laser's scores change only the advantages of the objective `self.verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
             credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)

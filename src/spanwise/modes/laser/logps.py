@@ -136,7 +136,7 @@ def measured(
 
 
 class Appended(RowPart):
-    """Runs laser (a policy's scores of its own answers) in verl and SkyRL, with one more token after each ended row."""
+    """Runs laser (a policy scores its own answers) in verl and SkyRL. Each row that was not cut off gets one more token."""
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
         end_ids = getattr(generation, "eos_token_id", None)
@@ -167,7 +167,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return (weights, targets, metrics) of the squared error that fits `laser.token`'s log-probability to verdicts."""
+        """Return (weights, targets, metrics) of laser's squared error. Targets are log-probabilities that match verdicts."""
         laser = self.mode
         score_n = self._score_n
         metrics: dict[str, float] = {}
@@ -180,7 +180,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # This weight makes the squared error of log-probabilities equal alpha times the squared error of scores.
+        # `weight_scale` converts the squared error of log-probabilities to alpha times the squared error of scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_logp_n = (laser.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_logp_n.float(), metrics
@@ -193,7 +193,7 @@ class Appended(RowPart):
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cancel old log-probability and advantage of the token that laser appends. Return both, and its loss by token."""
-        # After a row's last trained token, the advantage table holds the weight of laser's squared error.
+        # The entry of `adv_nt` after a row's last trained token is no advantage, but the weight of laser's squared error.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)

@@ -90,7 +90,7 @@ class SelfRewarding(TrlPart):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run a forward pass with the reserved token appended to each ended row. Remove that token from the result."""
+        """Run a forward pass with the reserved token after each row that was not cut off. Remove it from the result."""
         is_present_bt = attention_mask[:, -logits_to_keep:].bool()
         has_ended_b = ended(input_ids[:, -logits_to_keep:], is_present_bt, self.ends)
         last_token_index_b = is_present_bt.long().cumsum(dim=1).argmax(dim=1)

@@ -53,7 +53,7 @@ def _inspect_completions(files: Sequence[Path], samples: Collected, unanswered_i
         columns = {**cells.scalar_fields(sample.metadata), "answer": cells.answer_text(sample.target), "epoch": sample.epoch}
         input_chat = [] if isinstance(sample.input, str) else [_to_message(message) for message in sample.input]
         input_text = cells.prompt_text(input_chat or sample.input)
-        # The key has model and prompt, because two tasks may share ids, and two models may share samples.
+        # Ids alone are not unique: two tasks may use the same ids, and two models the same samples.
         sample_key = f"{model_name} {sample.id} {input_text}"
         input_turn_count = sum(message["role"] == "assistant" for message in input_chat)
         prompt_turn_count = sum(message["role"] == "assistant" for message in prompt)
@@ -168,7 +168,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 
 def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[cells.Parts]:
-    """Yield each response to a document once. Add its fields, and the rewards of all filters, to `responses`."""
+    """Yield each response once, although filters repeat it, and add its fields and all filters' rewards to `responses`."""
     # If a document's responses differ between lines, or a filter (answer extractor) is repeated, lm-eval ran again.
     no_responses: tuple[range, int, list[str]] = (range(0), 0, [])
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}

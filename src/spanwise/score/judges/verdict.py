@@ -120,7 +120,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # key "" is for a token with which several choices begin
     for text, probability in text_probabilities:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
-        if len(begun_choices) > 1:  # if "not" is also a token, the token "no" does not begin the choice "not sure"
+        if len(begun_choices) > 1:  # with the tokens "no" and "not", "no" does not stand for the choice "not sure"
             longer_texts = tuple(other_text for other_text, _ in text_probabilities if len(other_text) > len(text))
             begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
