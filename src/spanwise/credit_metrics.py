@@ -48,7 +48,7 @@ class CreditedBatch:
             ids = self.steps.trajectory_s, self.steps.step_s
             reward_nm, peer_reward_nm = worth_of_turns(self.scores, *ids, objectives=objectives, kind=self.scheme.entry.kind)
         names, baselines = list(self.scheme.names), [objective.baseline for objective in objectives]
-        if self.scheme.entry.kind != "block" and len(names) > 1:  # without block credit, the sum of rewards is compared
+        if self.scheme.entry.kind != "block" and len(names) > 1:  # without block credit, a method compares sums of rewards
             names, baselines = [*names, " + ".join(names)], [*baselines, None]
             weight_m = weights(objectives, reward_nm)
             reward_nm, peer_reward_nm = (

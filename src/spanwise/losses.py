@@ -20,7 +20,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
 SIGMA_RATIO = 0.75  # The standard deviation of HL-Gauss in bin widths, after Farebrother et al.
-_ROUNDING = 1e-3  # How far a target may lie outside the bins by rounding, as a share of a bin.
+_ROUNDING = 1e-3  # Rounding may put a target outside the bins by this share of a bin's width.
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
@@ -318,7 +318,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into that of each completion's mean value and that of the deviations from the mean.
+    r"""Split a critic's squared error into the error of completion means and the error of deviations from these means.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within

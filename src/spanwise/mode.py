@@ -124,7 +124,7 @@ class Mode:
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each completion's score, its weight in the credit and the score relative to the group."""
+        """Return the weight of each completion's score in the credit, and the score relative to its group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
@@ -136,7 +136,7 @@ class Mode:
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Change a batch's credit. The arguments after `credit` are those of `pipeline.credit_batch`."""
+        """Return a batch's credit with the mode's changes. Arguments after `credit`: those of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:

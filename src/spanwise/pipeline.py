@@ -81,7 +81,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
-        """Turn a table made by `pack` back into a `Reading`. It has no spans and no text.
+        """Rebuild a `Reading` (blocks and rewards) from a table made by `pack`. It has no spans and no text.
 
         Raises:
             AlignmentError: the table was packed under another scheme.

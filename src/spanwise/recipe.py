@@ -334,7 +334,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a change of `method`, `baseline` or `calibration` that other fields of the recipe would undo."""
+    """Refuse a change of `method`, `baseline` or `calibration` that has no full effect because of other recipe fields."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -384,7 +384,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return [field_objective]  # JSON keys get credit, too, because a wrong key makes its field missing
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
-        # The block for keys and punctuation gets no field rewards. They would together outweigh the block's own two rewards.
+        # Do not reward the block of keys and punctuation for fields: many field rewards would outweigh its own two rewards.
         field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -487,7 +487,7 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
 
 
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
-    """Return the recipe as plain data with its rule of credit written out. Loaded again, it gives the same run."""
+    """Return the recipe as plain data, with its presets filled in. Loaded again, it gives the same run."""
     plain_scheme = scheme.plain()
     import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}

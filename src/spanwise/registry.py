@@ -177,7 +177,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Add `folder` to a path `file.py:function` if it holds the file. Then the file is found from the current folder."""
+    """Put `folder` before a path `file.py:function` if the file is there, so that it is found from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path

@@ -261,7 +261,7 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names of the costs and other numbers that rewards report. Form: "<objective>/<measure>"."""
+        """The names of the numbers that rewards measure, such as costs. Form: "<objective>/<measure>"."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class ReadBatch:
     """A batch with the blocks, rewards and statuses that were read from its completions (`Reading`)."""
 
     batch: Batch  # One row per completion, or per turn.
-    reading: Reading  # The blocks and rewards of each row; `gathered` has no texts, and usually no spans.
+    reading: Reading  # The blocks and rewards of each row. In `gathered`, the texts and usually the spans are missing.
     completions: int  # The number of completions.
     turns: Turns | None = None  # The place of each row's turn in its completion; None without turns.
     gathered: ReadBatch | None = None  # The batch of all processes; None: there is one process.
@@ -229,7 +229,7 @@ def _paid_by_turn(scheme: Scheme) -> list[Objective]:
 
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
-    """If an objective pays each turn, refuse a completion that has several turns but only one environment reward."""
+    """If turns get their own rewards, refuse a completion of several turns with only one environment reward."""
     environment_objectives = (objective for objective in _paid_by_turn(scheme) if objective.reward == "environment")
     for name in {objective.options.get("column", "environment") for objective in environment_objectives} & columns.keys():
         for n, turn_count in enumerate(turn_count_n):
@@ -241,7 +241,7 @@ def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n:
 
 
 def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, turn_keys: Iterable[str]) -> None:
-    """If an objective pays each turn, refuse a reward that reads only the conversation, which is the same for all turns."""
+    """If turns get their own rewards, refuse a reward that reads only the conversation, which is the same for all turns."""
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
     for objective in _paid_by_turn(scheme):
         reward_entry, convention, read_names = built_in(objective), calling_convention(objective), []
@@ -279,10 +279,10 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # The rows of this process. `own.put` turns rows per turn into rows per completion.
+    own: ReadBatch  # The rows of this process. If rows are turns, `own.put` joins their tables to one row per completion.
     advantages_nt: Float[Tensor, "n t"]  # The advantage of each token of each row.
     spans: Spans  # The blocks of each row; a row that the trainer left out has none.
-    credit: Credit  # The credit of this process's rows, but with counts over all processes' rows.
+    credit: Credit  # The credit of this process's rows; counts such as `members_nm` include the rows of all processes.
     metrics: dict[str, float]  # The metrics over all processes' rows.
     warnings: list[str]  # The warnings that no earlier batch had.
     credits: Credit  # The credit of all processes' rows.
@@ -341,7 +341,7 @@ class Step:
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Find and score this process's blocks, turn by turn if the scheme needs turns or the rollouts have them."""
+        """Find and score this process's blocks. If the scheme or the batch has turns, score each turn separately."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         local_batch = ReadBatch(row_batch, read(row_batch, self.scheme, self.vocabulary), len(batch.group_n), turns)
@@ -471,7 +471,7 @@ class Step:
         """Return this process's rows as a table of rollouts. Prompts, completions and columns have one entry per row."""
         batch = result.own.batch
         steps_of_all_rows = result.own.everyone.batch.steps
-        if batch.steps is not None and steps_of_all_rows is not None:  # number rollouts over all processes, like groups
+        if batch.steps is not None and steps_of_all_rows is not None:  # rollout numbers must differ between processes
             trajectory_s = steps_of_all_rows.trajectory_s[result.own.here]
             batch = replace(batch, steps=replace(batch.steps, trajectory_s=trajectory_s))
         if "logp_nt" not in self.scheme.needs:

@@ -269,7 +269,7 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """The terms of each advantage `(worth - baseline) / divisor` (worth: a reward), and how rewards were compared."""
+    """What each advantage `(reward - baseline) / divisor` was computed from, and which rewards were compared."""
 
     worth_nm: Float[Tensor, "n m"]  # The float64 reward, else `if_missing`; NaN if there is neither.
     #: The float64 baseline that is subtracted from the reward (`worth_nm`); NaN if no single number is subtracted.
@@ -360,7 +360,7 @@ class Credit(ByCompletion):
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions in which a block, a token or the stop has credit beyond `tolerance`, positive or negative."""
+        """Mark completions with credit beyond plus or minus `tolerance` at a block, a token or the decision to stop."""
         block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
         credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than absolute values. NaN counts as above the tolerance.

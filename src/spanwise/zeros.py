@@ -17,7 +17,7 @@ from spanwise.types import Credit, Zero
 
 __all__ = ["Zero", "reason_of", "zero_reasons"]
 
-#: A key is reason * 4096 + the objective's number + 1. Keys sort as reasons do.
+#: `key_of` multiplies the number of a reason by this factor, so that keys sort in the order of `Zero`.
 _OBJECTIVES = 4096
 
 
@@ -33,14 +33,14 @@ def reason_of(key: int) -> Zero:
 
 @dataclass(frozen=True)
 class Count:
-    """How many tokens and completions share one reason (`Zero`)."""
+    """How many tokens and completions have the same reason (`Zero`) for their credit."""
 
     reason: Zero
     objective: str  # the objective that the reason concerns; empty if there is none
     tokens: int
-    completions: int  # How many completions have `reason` in `Zeros.key_n`.
-    rows: tuple[int, ...] = ()  # A few completions with the reason, or else with tokens that have the reason.
-    has_more_rows: bool = False  # Whether there are more completions than those in `rows`.
+    completions: int  # How many completions have the reason in `Zeros.key_n`.
+    rows: tuple[int, ...] = ()  # A few completions with the reason, or if there are none, with tokens that have it.
+    has_more_rows: bool = False  # Whether `rows` leaves out completions with the reason.
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """
     _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
-    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # Encode the reasons as `key_of` does.
+    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1  # the formula of `key_of`, for tensors
     # If an objective gives credit but the advantage is 0, the credits of several objectives cancel each other.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
@@ -146,7 +146,7 @@ def tally_zeros(
             "give one entry to each token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # a token without a block (-1) gets its key in the next line
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # tokens without a block (-1) count as UNPAID below
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

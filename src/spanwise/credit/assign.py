@@ -173,7 +173,7 @@ def _compare_objectives(inputs: Mapping[str, Any], group_n: Tensor, min_stratum_
 def _pay_blocks(
     weighted_adv_nm: Tensor, is_left_out_nm: Tensor, present_nk: Tensor, pays_block_mk: Tensor
 ) -> tuple[Float[Tensor, "n k"], Float[Tensor, " n"]]:
-    """Add each objective's advantage to its blocks' credit, or to the decision to stop if blocks and reward are missing."""
+    """Credit an objective's advantage to its blocks, or to the decision to stop if the blocks and the reward are missing."""
     block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
     stop_credit_n = torch.zeros(len(present_nk), dtype=torch.float64, device=present_nk.device)
     for m, paid_k in enumerate(pays_block_mk):  # a loop, because a matrix product would round differently
@@ -203,7 +203,7 @@ def _find_streams(
     inputs: Mapping[str, Any],
     values: ValuesName | None,
 ) -> Streams | None:
-    """Put the rewards on tokens, once for each value that the critic predicts. Return None for a method without a critic."""
+    """Build a table of token rewards for each value that the critic predicts. Return None for a method without a critic."""
     block_nt, mask_nt, value_nt = inputs.get("block_nt"), inputs.get("mask_nt"), inputs.get("value_nt")
     if method.kind != "token":
         return None
@@ -221,7 +221,7 @@ def _find_streams(
 def _credit_tokens(
     run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams | None, is_paid_k: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Return the credit of each token and of each decision to stop, by a critic's values if the method reads them."""
+    """Return each token's credit, and each completion's credit for its decision to stop; use the critic if there is one."""
     stop_credit_n = torch.zeros(len(pays_stop_n), dtype=torch.float64, device=pays_stop_n.device)
     block_nt = inputs["block_nt"]
     if streams is not None:
@@ -243,7 +243,7 @@ def _average_by_block(token_credit_nt: Tensor, block_nt: Tensor, block_count: in
 
 
 def _explain_masked(comparison: Comparison, bootstrap_n: Tensor | None, adv_nm: Tensor) -> Comparison:
-    """Set the reason of a zero credit to LEFT_OUT if `truncated: mask` drops the completion (its bootstrap value is NaN)."""
+    """If the bootstrap value is NaN, because `truncated: mask` drops the completion, explain its zero credit by LEFT_OUT."""
     if bootstrap_n is None:
         return comparison
     is_masked_n1 = bootstrap_n.reshape(len(adv_nm), -1).isnan().any(dim=1, keepdim=True)
@@ -294,7 +294,7 @@ def _run_over_streams(
 def _run_over_paid_tokens(
     run_method: RunMethod, inputs: Mapping[str, Any], is_paid_nt: Tensor, pays_stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method on tokens of blocks in an objective's `pays`. Without one, the last token stands for deciding to stop."""
+    """Run a method on tokens of rewarded blocks. Without such a block, the last token stands for the decision to stop."""
     position_t = torch.arange(is_paid_nt.shape[1], device=is_paid_nt.device)
     is_stop_nt = pays_stop_n[:, None] & (position_t == find_last_token(inputs["mask_nt"])[0][:, None])
     mask_nt = inputs["mask_nt"] & (is_paid_nt | is_stop_nt)
@@ -401,7 +401,7 @@ def explain_sum(
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    # If a completion lacks several rewards, name the reason that comes first in `Zero`.
+    # If a completion lacks several rewards, report the missing reward whose reason comes first in the enum `Zero`.
     missing_objective_index_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
     # GDPO adds up the advantages of single rewards, so it may credit a completion that lacks one of them.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))

@@ -142,9 +142,9 @@ def advantage(
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)
-    groupings: list[tuple[Tensor, int]] = []  # each pair: group ids, and the number of outcomes that split the groups
+    groupings: list[tuple[Tensor, int]] = []  # group ids, and how many outcomes compared completions must share
     if baseline == "none":
-        check_rewards(reward_n)  # `moments` checks the rewards for all other baselines
+        check_rewards(reward_n)  # with a baseline, `moments` checks the rewards
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zeros_n = torch.zeros_like(worth_n)
         is_uncompared_n = torch.zeros_like(lacks_reward_n)
@@ -163,13 +163,13 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # A missing reward, replaced by `if_missing`, may have nothing to compare with. Then try its whole group, then the batch.
+    # If no reward with the same outcomes can be compared with an `if_missing` reward, try the group, and then the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if merged_result is not None and not bool(is_uncompared_n.any()):
             break
         stratum_n = refine(grouping_n, outcome_no[:, :used_outcomes])
-        # The offset keeps the stratum numbers of different groupings apart.
+        # The strata (compared sets) of different groupings may have equal numbers, so add an offset for each grouping.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
         level_result = compare_in_strata(reward_n, stratum_n, **options)
         if 0 < level <= last_level:
@@ -183,7 +183,7 @@ def advantage(
     assert merged_result is not None, "there is a first level"
     adv_n = merged_result.advantages
     stratum_n = merged_result.comparison.stratum_nm[:, 0]
-    # `group_index` numbers -1 (in no stratum) as 0, so subtract 1 to keep it -1.
+    # `group_index` gives the number 0 to -1 (in no stratum), so subtract 1 to get -1 again.
     renumbered_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(merged_result.comparison, stratum_nm=renumbered_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -220,7 +220,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract `baseline_n`, which mixes the prompt's mean and the batch's mean over equal outcomes, from each reward."""
+    """Subtract from each reward the `baseline_n`, a mix of the prompt's and the batch's mean reward for equal outcomes."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
@@ -309,7 +309,7 @@ def blended_baseline(
 def _estimate_for_outcome(
     reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, counterfactual_n: Tensor | None
 ) -> Tensor:
-    """Estimate the blended baseline of completions with the same outcomes."""
+    """Estimate the baseline `blended`, a weighted mean of several estimates, for completions with the same outcomes."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
     # Subtracting the lowest reward first makes sums of equal rewards exact.
     lowest_reward = present_rewards.min() if len(present_rewards) else 0.0
@@ -351,12 +351,12 @@ def _estimate_for_outcome(
     variance_en = torch.where(is_certain_en, 1.0, variance_en.masked_fill(is_certain_en.any(dim=0), torch.inf))
     combined_estimate_n = average_by_precision(estimate_en, variance_en)
     combined_estimate_n = torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n)
-    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # undoing the subtraction of `lowest_reward` may round
+    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding `lowest_reward` back may round
     return torch.where(is_own_reward_n, reward_n, combined_estimate_n + lowest_reward)
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate a completion's reward, and the variance, from what its prompt's others would get for its outcome."""
+    """Estimate a completion's reward, and the variance, from what others of its prompt would get if they had its outcome."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for prompts without rewards
@@ -375,7 +375,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """For each stratum, estimate the variance of the P other strata's means, minus the part due to noise. NaN if P < 2.
+    """For each stratum, estimate the variance between the means of the P other strata, without sampling noise. NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

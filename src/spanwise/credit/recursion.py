@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # The recursion runs over c[k], the return that token k hands to the token before: A[k] = r[k] - V[k] + c[k+1], where
-    # c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])), and at a masked token c[k] = r[k] + c[k+1].
+    # Token k passes the return c[k] to the token before, and gets the advantage A[k] = r[k] - V[k] + c[k+1], where
+    # c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])). At a masked token, c[k] = r[k] + c[k+1].
     carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         for n in first_of(bootstrap_n.isinf()):
@@ -101,7 +101,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     factor_rows = factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
         carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
-    next_carry_n.copy_(carry_rows[0])  # carry[0] starts the next call, which covers earlier tokens
+    next_carry_n.copy_(carry_rows[0])  # the next call, for the tokens further left, continues from `carry_rows[0]`
     return term.copy_(carry_tn[1:].t())
 
 

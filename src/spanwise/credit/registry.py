@@ -17,8 +17,8 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: Maps each property that `spanwise.testing.check_estimator` tests to its meaning. A method's `exceptions` map a property
-#: that the method breaks by design to the reason: `exceptions={"shift": "the mean reward is a divisor"}`.
+#: The meaning of each property that `spanwise.testing.check_estimator` tests. A method that breaks a property by design
+#: gives the reason in its `exceptions`, as in `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "the result is one finite number per completion, block, token or step, in float64 or the dtype of the inputs",
     "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",

@@ -33,7 +33,7 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 def lacks_all(
     left_out_nm: Bool[Tensor, "n m"], objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]
 ) -> Bool[Tensor, " n"]:
-    """Mark a completion if it has no rewarded block (`present_nk`) and left out a reward whose weight is not 0."""
+    """Mark completions that contain no rewarded block (`present_nk`) and left out a reward with a weight other than 0."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=left_out_nm.device)
     return (left_out_nm & has_weight_m).any(dim=1) & ~present_nk.any(dim=1)
 
@@ -88,7 +88,7 @@ class Streams:
     names: tuple[str, ...]  # The names of the values that the critic predicts.
     reward_snt: Float[Tensor, "s n t"]  # The reward of each token; 0 nearly everywhere.
     mask_snt: Bool[Tensor, "s n t"]  # The tokens that get advantages; GAE and SAE skip all others.
-    weight_s: Float[Tensor, " s"]  # Each table's weight: the objective's weight, or 1 for the sum of all rewards.
+    weight_s: Float[Tensor, " s"]  # The weight of each name: the objective's weight, or 1 for the sum of all rewards.
     stop_sn: Bool[Tensor, "s n"]  # True if the completion lacks the rewarded blocks, so its last token has the reward.
     last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token gets an advantage.
 
@@ -107,7 +107,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a critic's values with a last axis that has one entry for each name in `names`. Refuse any other shape."""
+        """Return a critic's values with a last axis over the names in `names`. Refuse any other shape."""
         unit_noun = "completion" if what.endswith("_n") else "token"
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(

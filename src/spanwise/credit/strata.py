@@ -70,7 +70,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
 
 
 class Explained(NamedTuple):
-    """The advantages that a method returned, and what each of them was compared with.
+    """The advantages that a method returned, and the baseline and compared group behind each advantage.
 
     Attributes:
         advantages: float64, one number per completion, or a column per objective.
@@ -289,7 +289,7 @@ def moments(
             f"for none. Pass group_index(ids) instead of ids of your own."
         )
     is_in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # a table has an entry for every number up to the highest, so renumber
+    if highest_stratum > 16 * len(stratum_n):  # tables have an entry for each number, so high numbers would waste memory
         stratum_n = group_index(stratum_n).where(is_in_stratum_n, -1)
         highest_stratum = len(stratum_n)
     is_member_n = is_in_stratum_n & ~value_n.isnan()

@@ -54,12 +54,12 @@ def outcome_advantages(
     method_options = dict(spanwise_section.get("options") or {})
     method(name).check_options(method_options)
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # A row with a padding id is padding if none of its tokens is trained, or if the row follows the last row with a real id.
+    # Compare rows with real ids, and trained rows that precede the last real id. All remaining rows are padding.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)
     compared_rows = sorted(rows_with_real_id | {n for n in range(last_real_row) if is_trained_n[n]})
-    reward_sum_n = token_level_rewards.double().sum(dim=1)  # if no token of a row is trained, the sum is the row's reward
+    reward_sum_n = token_level_rewards.double().sum(dim=1)  # the reward of rows without trained tokens
     reward_n = torch.where(is_trained_n, step_rewards(token_level_rewards, response_mask), reward_sum_n)
     adv_n = torch.zeros_like(reward_n)
     if compared_rows:

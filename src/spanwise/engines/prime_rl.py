@@ -73,7 +73,7 @@ def attach(recipe: str, *, tokens: int | str) -> None:
     from prime_rl.orchestrator import algo  # pyright: ignore[reportMissingImports]
     from prime_rl.orchestrator.algo.base import iter_trainable_traces  # pyright: ignore[reportMissingImports]
 
-    @cache  # the algorithms of all environments share one run
+    @cache  # cached, so that all environments share one run
     def run_of(model_name: str) -> RecipeRun:
         return RecipeRun.of(rule, model=model_name)
 

@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return {error message: True if the loss has a KL term that `engine` does not average over a completion's tokens}."""
+    """Return an error message, with True if `engine` does not average the loss's KL term over each completion's tokens."""
     error_sentence = (
         f"beta is {beta}, so the loss has a KL term. spanwise needs the mean of the KL over the tokens of each completion. "
         f"With loss_type '{loss_type}', {engine} averages the KL in another way. Set loss_type to "
@@ -71,7 +71,7 @@ def fold_factor(
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
     """Return the factors on advantages that undo the normaliser of TRL's loss."""
-    # TRL's loss divides a row by the factor that `fold_factor` returns for the row, times the micro-batch's number of rows.
+    # In TRL's loss, each row is divided by `row_count` and by one more number, which `fold_factor` returns.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(token_count_b1)

@@ -144,7 +144,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # With `per_token`, slime averages over the tokens of `batch_size` rollouts, otherwise over those of one rollout.
+    # With `per_token`, slime averages over all tokens of `batch_size` rollouts, and otherwise over each rollout's tokens.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()

@@ -94,7 +94,7 @@ def credit_datums(
     for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
         turns = tuple(_turn(datum, n, turn_number) for turn_number, datum in enumerate(rollout))
         trajectories.append(Trajectory(n, group, turns, {name: values[n] for name, values in rollout_rewards.items()}))
-    # Make lists, because pandas looks up cells by label.
+    # A pandas column looks up cells by label, but a list by position.
     cells_by_column = {name: list(values) for name, values in columns.items()}
     rollout_columns = {name: [cells[g] for g in group_of_rollout] for name, cells in cells_by_column.items()}
     batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)

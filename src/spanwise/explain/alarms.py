@@ -22,7 +22,7 @@ _OUT_OF_REACH = (
     "The usual cause is that LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and "
     "laser.alpha). Or laser.reference was measured with another model or token."
 )
-#: The alarms of evaluation figures. The first alarm that holds gives a figure's warning.
+#: Evaluation figures with their alarms. If several alarms of a figure hold, the first gives the warning.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
         "The usual cause is that a wrong answer costs more than no answer, for example if all rewards are summed. Credit answer "
@@ -116,7 +116,7 @@ def _find_watched(
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a warning for each metric that is wrong in several batches in a row."""
+    """Return a warning for each metric that has an alarming value in several consecutive batches."""
     sentence_of_metric = {}
     for metric_key, name, alarm in _find_watched(batches, "lasting"):
         if len(longest_run := _longest_run(batches, metric_key, name, alarm)) < IN_A_ROW:
@@ -141,7 +141,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each training metric that is wrong repeatedly, on average or at the end."""
+    """Return a warning for each training metric with an alarming value in consecutive batches, on average or at the end."""
     sentence_of_metric = habits(batches)
     for metric_key, name, alarm in _find_watched(batches, "overall"):
         shares = values_of(batches, metric_key)

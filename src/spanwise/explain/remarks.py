@@ -32,7 +32,7 @@ _DRIFT = (
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Warn if completions lack the layout's tags, get no reward, or omit blocks without a penalty.
+    """Warn if completions lack the layout's tags, get no reward, or leave out blocks without losing reward.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
@@ -268,7 +268,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         objective
         for m, objective in enumerate(scheme.objectives)
         if f"free/{objective.name}" in warnings
-        and not is_unparsable_nm[:, m].any()  # a merged warning would not mention unreadable blocks
+        and not is_unparsable_nm[:, m].any()  # the joint warning of several objectives does not mention unreadable blocks
     ]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]

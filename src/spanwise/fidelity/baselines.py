@@ -27,7 +27,7 @@ BASELINES: Mapping[str, Mapping[str, Any]] = {
     "blended": {"baseline": "blended"},
 }
 
-#: The names of the figures that `measure_fidelity` defines, and computes for each baseline.
+#: The names of the figures that `measure_fidelity` computes for each baseline; its docstring defines the figures.
 FIGURES = (
     "rmse", "rmse_wrong", "rmse_right", "rmse_alone", "correlation", "ceiling", "rmse_scaled", "gradient_noise",
 )  # fmt: skip
@@ -255,7 +255,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute what each completion adds to the sums of `_figures_of_sums`, such as its squared error."""
+    """Compute each completion's numbers, such as its squared error, whose sums `_figures_of_sums` reads."""
     outcome_n, is_usable_n = batch["outcome_n"], batch["usable_n"]
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (is_usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
@@ -297,7 +297,7 @@ def agreement(
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of each row's known rewards, and its variance. Fewer than two rewards give NaN."""
+    """Return the mean of each row's known rewards, and the mean's variance, which is NaN for fewer than two rewards."""
     reward_count_d = (~reward_dm.isnan()).sum(dim=1)
     mean_reward_d = reward_dm.nanmean(dim=1)
     variance_of_mean_d = (reward_dm - mean_reward_d[:, None]).square().nansum(dim=1) / (reward_count_d - 1) / reward_count_d

@@ -51,7 +51,7 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # The token ids of each completion's prompt.
-    ids_nt: Int[Tensor, "n t"]  # The token ids of completions, without the columns after all first blocks.
+    ids_nt: Int[Tensor, "n t"]  # The token ids of completions, cut after the longest first block.
     mask_nt: Bool[Tensor, "n t"]  # The trainable tokens of the first block.
     reward_n: Float[Tensor, " n"]  # 1 if a completion's first block is right, 0 if it is wrong, NaN if it was not judged.
 
@@ -330,7 +330,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield newly sampled first blocks in batches without end, of which two are sampled at once for speed."""
+    """Yield batches of newly sampled first blocks without end; for speed, sample two batches at once."""
     for first_number in count(0, 2 * CRITIC_BATCH):
         row_indices = [number % len(rows) for number in range(first_number, first_number + 2 * CRITIC_BATCH)]
         first_blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

@@ -219,7 +219,7 @@ class TokenFidelity:
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function that computes correlations with Monte Carlo from bootstrap weights, -inf for undefined ones."""
+        """Return a function from bootstrap weights to each estimator's correlation with Monte Carlo (-inf if undefined)."""
         figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 

@@ -244,7 +244,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return each method's warnings about each figure, the most frequent first, with the number of seeds of each warning."""
+    """For each method and figure, list the warnings and how many seeds gave them, the most frequent warning first."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, figures_by_seed in runs.items():
         alarms_by_seed = [alarms(values) for values in figures_by_seed.values()]

@@ -141,7 +141,7 @@ def build_figures(
     columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in columns)
     mean_confidence = float(confidence_i.mean())
-    share_extremes = (([0.0],), ([1.0],))  # the values of an unseen prompt that lower or raise a mean most
+    share_extremes = (([0.0],), ([1.0],))  # one more prompt lowers a mean most with the value 0, and raises it most with 1
     sharpness_extremes = (([mean_confidence],), ([float(mean_confidence < 0.5)],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
@@ -264,7 +264,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt may change each bin's gap. Rows: contrary answers, agreeing answers."""
+    """Return how one more prompt, with contrary or with agreeing answers (rows), may change each bin's calibration gap."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_answer_n = (confidence_n < 0.5).to(confidence_n)
     contrary_gap_1b = weighted_gaps(confidence_n, contrary_answer_n, weight_1n, bins=bins)
@@ -322,7 +322,7 @@ def bounds(
     gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # In a difference of two runs, noise enlarges the ECE of each run, so the lower error is that of the absolute gap.
+    # Noise raises each run's ECE. In a difference of two runs, the lower error therefore is the change of the absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError
 
 #: The prompt of each completion: integers or other ids, in any order.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A function of a table of weights, a column per completion, that computes one figure for each row of the table.
+#: A function that computes one figure from each row of a table of weights, which has one weight per completion.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
@@ -70,7 +70,7 @@ class Interval:
 
 
 def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
-    """Say between which bounds an interval lies. Unknown bounds give an empty text."""
+    """Write the bounds of an interval as a text. Unknown bounds give an empty text."""
     if interval is None or math.isnan(interval.low):
         return ""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):

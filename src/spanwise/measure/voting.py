@@ -160,7 +160,7 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
 def _build_curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
 ) -> Curve:
-    """Build a curve over numbers of samples, whose points are mean accuracies over prompts with bootstrap intervals."""
+    """Build a curve of the mean accuracy over prompts, with bootstrap intervals, against the number of samples."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         known_value_i = value_p[~value_p.isnan()]
@@ -174,7 +174,7 @@ def _expected_accuracies(
 ) -> dict[str, list[float]]:
     """Return, for each way of choosing an answer, the answer's expected correctness at each number of samples."""
     # Sort the samples (answer, correctness, confidence), so that random subsets do not depend on the samples' order.
-    # `seed` differs between prompts, so that the errors of random subsets average out.
+    # Each prompt has its own `seed`, so that the errors of random subsets average out over the prompts.
     samples = sorted(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
@@ -206,7 +206,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the sample with the highest score among n. Ties have equal odds; NaN is lowest."""
+    """Return the mean correctness of the top-scored one of n random samples. Ties have equal odds; NaN is lowest."""
     known_score_m = score_m.nan_to_num(nan=-math.inf)
     distinct_score_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_score_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
@@ -237,7 +237,7 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return
-    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # draw independently for each pair (m, n)
+    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each m and n get independent subsets
     for first_subset in range(0, most, 4096):
         random_ms = torch.rand(m, min(4096, most - first_subset), generator=generator)
         chosen_ns = random_ms.topk(n, dim=0, sorted=False).indices

@@ -94,7 +94,7 @@ class RowPart(ABC):
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cancel old log-probability and advantage of the token that a mode appends. Return both, and its loss by token."""
+        """Take the mode's token out of the policy loss: return new `old_nt` and `adv_nt`, and the mode's loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:

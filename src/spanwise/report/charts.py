@@ -107,7 +107,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 @_unchecked
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw which stated confidence earns the most credit under each baseline, by the probability `x` of being right."""
+    """For each baseline, draw the confidence that earns the most credit against the probability `x` of being right."""
     curve_chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     curve_chart.layer.insert(0, _diagonal(_UNIT))
     return curve_chart
@@ -143,7 +143,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
 
 @_unchecked
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Draw a horizontal bar chart that labels the bars of each `name` once. Rows have `name`, `series` and `value`."""
+    """Draw a horizontal bar chart with one label for all bars of a `name`. Rows have `name`, `series` and `value`."""
     row_names = _row_names(rows)
     value_axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     value_scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined

@@ -167,7 +167,7 @@ def compare_finding(comparison: ArmComparison) -> str:
 
 
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
-    """State the clear differences between runs in one figure, such as the accuracy, or else the clearest difference."""
+    """Say which runs clearly differ in one figure, such as the accuracy; if none do, describe the clearest difference."""
     differences = [d for d in comparison.differences if d.figure == name]
     meaningful_differences = [d for d in differences if not _is_meaningless(comparison, d)]
     figure_label = parts.figure_name(name)
@@ -196,7 +196,7 @@ def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
 
 
 def _better_first(d: Difference) -> tuple[str, str]:
-    """Return the two methods of a difference, the better one first. If none is better: the higher one."""
+    """Return the names of two compared methods, the better one first. If none is better: the higher one."""
     return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER_BETTER) else (d.b, d.a)
 
 

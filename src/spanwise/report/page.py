@@ -56,7 +56,7 @@ class Panel:
     charts: tuple[Drawn, ...]  # The charts of the panel, from top to bottom.
     rows: Table  # A table of the numbers that the charts show.
     note: str = ""  # A sentence under the charts.
-    legend: Sequence[str] = ()  # The names of the series, if they differ from those of the section.
+    legend: Sequence[str] = ()  # The names of the series, if they differ from the section's legend.
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
     # Rounding may put a confidence just below its bin (0.7 in float32), so add a small number.
     confidence_n = confidence_n.double() + 1e-7
     confidences = {"right answers": confidence_n[correct_n == 1], "wrong answers": confidence_n[correct_n == 0]}
-    return _count_in_bins(confidences, [tenths / 10 for tenths in range(12)])  # the last bin, 1.0 to 1.1, holds exactly 1
+    return _count_in_bins(confidences, [tenths / 10 for tenths in range(12)])  # the last bin, 1.0 to 1.1, is for the value 1
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:

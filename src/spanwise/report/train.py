@@ -81,7 +81,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_lines, *points)), default=0)
     objective_names = names_in(batch_lines, "rewards/<objective>/mean")
-    # Prefer the value that has an interval: it may rest on more samples than the last evaluation.
+    # Values with an interval replace those of the last evaluation, because they may rest on more samples.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
     evaluations = [*points[:-1], last_figures] if points else []
@@ -378,7 +378,7 @@ def _rewards_section(
 
 
 def _cost_section(batches: Lines) -> Section:
-    """Build a table of the costs that rewards report. It has a row per objective."""
+    """Build a table of the costs of computing rewards, such as the tokens of a judge model. It has a row per objective."""
     row_by_objective: dict[str, Row] = {}
     for cost_measure in names_in(batches, "cost/<measure>"):
         objective, _, cost_name = cost_measure.rpartition("/")

@@ -213,7 +213,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Explain a number that stands for a single reward: a sum of rewards, or the replacement of a missing reward."""
+    """Explain a number that is compared in place of one reward: a sum of rewards, or the replacement of a missing one."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:

@@ -197,7 +197,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def parse_prompt(text: str) -> str | list[Any]:
-    """Return the messages of a prompt that is a chat as JSON. Return any other prompt unchanged."""
+    """If a prompt is a chat in JSON, return the list of its messages. Return any other prompt unchanged."""
     try:
         messages = json.loads(text) if text.lstrip().startswith("[") else []
     except (ValueError, RecursionError):

@@ -16,7 +16,7 @@ from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
 _ROWS_AT_ONCE = 256
-#: A function that reads the named columns (None: all), and yields each chunk of rows as a row count and its columns.
+#: A function that reads the named columns (None: all) in chunks. It yields each chunk's row count and columns.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
@@ -42,7 +42,7 @@ class Shared:
         self._chats: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """If an earlier call got an equal text or chat, return that earlier object, else `value`."""
+        """Return the object of an earlier call that equals `value` (a text or chat), or `value` itself if there is none."""
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):
@@ -104,7 +104,7 @@ def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list
 
 
 def json_pieces(files: Sequence[Path], names: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
-    """Yield the columns of JSON files, one record at a time."""
+    """Yield each record of JSON files as a row count of 1 and its columns."""
     for _, _, record in read_records(files):
         yield 1, {name: (value,) for name, value in record.items() if names is None or name in names}
 

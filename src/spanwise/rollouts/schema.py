@@ -160,7 +160,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another version, or with `advantages` that name no method."""
+    """Refuse a rollout file of another version, or with a column `advantages` instead of `advantages/<method>`."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(

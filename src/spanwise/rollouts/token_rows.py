@@ -81,7 +81,7 @@ class TokenRows:
 
     @property
     def offsets(self) -> Int[np.ndarray, " o"]:
-        """Where the tokens of each completion begin, and where those of the last one end."""
+        """The index of each completion's first token, followed by the total number of tokens."""
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def numbers(self, name: str) -> Shaped[np.ndarray, " v"] | None:

@@ -167,7 +167,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Copy the numbers called `entry` of each turn into the field `advantages` of the turn's message (node) in a trace."""
+    """Copy each turn's numbers in `per_token[entry]` to the field `advantages` of the turn's message (node) in a trace."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -217,7 +217,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
     """For each trained branch, yield the indices of the prompt's messages, and of the completion's messages."""
-    # A branch trains the sampled nodes (messages) that no earlier branch has. Nodes of earlier branches are context.
+    # Each sampled node (message) is trained once, in the first branch that has it. Later branches use it as context.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent_id in enumerate(parent_of_node):
         if parent_id is not None and not 0 <= parent_id < i:

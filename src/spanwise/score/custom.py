@@ -103,7 +103,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", lambda: os.getcwd() if os.path.isdir(".") else "gone", os.chdir),
 )
-#: Maps the hash of a function, its texts and the random state to the number of equal calls so far.
+#: Counts the calls with the same function, texts and random state, by a hash of all three.
 _calls: Counter[int] = Counter()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-#: The event loop for rewards of each process id. A forked child needs its own loop.
+#: Maps a process id to the event loop that computes the process's rewards. A forked child needs its own loop.
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 

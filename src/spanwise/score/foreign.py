@@ -119,7 +119,7 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
 
 
 def completion_after(prompt: Any, text: str) -> Any:
-    """Return a completion as TRL gives it to reward functions: a text, or after a conversation a list of one message."""
+    """Return a completion as TRL gives it to reward functions: a text, or a list of one message if the prompt is a chat."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 

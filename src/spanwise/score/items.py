@@ -79,7 +79,7 @@ def completion_text(blocks: BlockText) -> str:
 
 
 def part_text(blocks: BlockText, names: Sequence[str]) -> str:
-    """Return the text of some blocks without end-of-sequence tokens."""
+    """Return the text of the named blocks, with end-of-sequence tokens removed."""
     return without_end("".join((blocks[name] or {})[""] or "" for name in present(blocks, names)))
 
 
@@ -218,7 +218,7 @@ def _failure(result: CallResult) -> str:
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
-    """Raise RewardError if each of two or more calls for a batch failed. Then the reward function is at fault."""
+    """Raise RewardError if all calls for a batch failed, and there are at least two: the reward function is at fault."""
     failed_results = [result for result in results.values() if result.error is not None]
     if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # all results in a worker are of one rollout
         first_failure = failed_results[0]

@@ -120,7 +120,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the objective, such as `correct`, against which a reward judges stated confidences, or None if it judges none.
+    """If a reward judges stated confidences, return the objective that says what is right, such as `correct`; else None.
 
     That is its option (`of`), else the only reward that it is given, else `correct` if it is given that or no reward at all.
     """

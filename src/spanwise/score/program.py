@@ -5,7 +5,7 @@ let the code start, and their exit status is the verdict. Plain values travel as
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() also applies `annotations` to the tested code and the tests
+from __future__ import annotations  # compile() applies a future import to the tested code and the tests, too
 
 import _thread
 import builtins
@@ -25,7 +25,7 @@ from typing import Any
 _LONGEST_LINE = 2**26
 _SCALARS = (type(None), bool, float, str)
 _CONTAINERS = (list, tuple, set, frozenset)
-#: Types, by name, whose values are sent as copies, besides the types of JSON.
+#: Maps the names of types to the types whose values are sent as copies, besides `_SCALARS`.
 _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
@@ -67,7 +67,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator, such as `+`, for `Handle`. It runs in the other process, or here if the other operand is plain."""
+    """Build an operator such as `+` for stand-ins (`Handle`). It runs in the other process, or here with a plain operand."""
     operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -121,11 +121,11 @@ class Connection:
             with suppress(Exception):
                 return json.loads(received_line)
         if self.judging:
-            os._exit(1)  # a broken message must not let the tests pass
+            os._exit(1)  # the tests must not pass after an invalid message
         sys.exit()
 
     def ask(self, what: str, target: Any, argument_values: Any = (), named: Any = None) -> Any:
-        """Return the other process's result or raise its exception. Repeat its changes to arguments."""
+        """Ask the process at the other end: return its result or raise its exception. Repeat its changes to arguments."""
         argument_values = [*argument_values, *(named or {}).values()]
         with self.lock:
             self.send(what, self.encode(target), [self.encode(item) for item in argument_values], list(named or {}))
@@ -220,7 +220,7 @@ class Connection:
         return ["object", id(value), unary_names]
 
     def decode(self, value: Any) -> Any:
-        """Decode a value that the process at the other end sent, with a `Handle` for an object that cannot be copied."""
+        """Decode a value from the other process; an object that cannot be copied becomes a stand-in (`Handle`)."""
         if not isinstance(value, list):
             return value
         value_tag, *payload = value
@@ -254,7 +254,7 @@ class Connection:
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return the arguments from which the constructor of a plain type rebuilds a value."""
+    """Return the arguments with which a type of `_COPIED` builds a copy of a value."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):

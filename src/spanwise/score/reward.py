@@ -144,16 +144,16 @@ Scored = Mapping[str, Reward]
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, with one cell per completion."""
     if name not in columns:
-        # Trainers also pass values that are no columns of the dataset. The message leaves out those without a length.
+        # The error lists only values with a length, because trainers also pass values that are no columns of the dataset.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions; give one row to each.")
-    return list(columns[name])  # a list, because pandas would look up labels instead of positions
+    return list(columns[name])  # pandas would look up labels instead of positions
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first block in `pays` that holds a tag. Return {} if no block holds the tag, None if there is no block."""
+    """Return the first rewarded block (`pays`) with a tag, {} if no block has the tag, or None if there is no block."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     first_block = next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
     return {**first_block, "": without_end(first_block[""] or "")} if first_block and not tag else first_block
@@ -173,7 +173,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by a rule's verdict. A completion without any block in `pays` has no reward (ABSENT)."""
-    # `rule` returns a verdict, None if it cannot judge, or a tuple, the request that `check` turns into a verdict.
+    # `rule` returns a verdict, or None if it cannot judge, or a tuple that `check` turns into a verdict.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)

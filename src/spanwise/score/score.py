@@ -36,7 +36,7 @@ from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outco
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, remove_rewards
 from spanwise.types import Scores, Status, present
 
-#: The largest reward, so that sums and squares of rewards do not overflow.
+#: The largest allowed reward: sums and squares of allowed rewards do not overflow.
 LARGEST = 1e30
 #: The advice in messages about a reward that raised an error.
 _ADVICE = "Check the options of the reward and the columns that it reads."
@@ -143,7 +143,7 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the rewards of completions without any block in `pays`. Refuse a wrong number of rewards or measured costs."""
+    """Remove rewards of completions without rewarded blocks (`pays`). Refuse a wrong number of rewards or measured costs."""
     size, value_count, cost_count = len(text), len(reward.value_n), len(measures_of([objective]))
     cost_nc = torch.zeros(size, cost_count).double() if reward.measured_nc is None else reward.measured_nc
     subject = f"The reward of objective '{objective.name}'"
@@ -287,7 +287,7 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
-    """Split an objective into one for each block that its pattern `each` matches."""
+    """Split an objective with the pattern `each` into one objective for each matching block."""
     if objective.reward == "format" and layout.tags:  # `format` must also know the tags of blocks that a completion lacks
         objective = replace(objective, options={"tags": list(dict.fromkeys(layout.tags)), **objective.options})
     paid_blocks: dict[str, None] = {}
@@ -297,7 +297,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         return [replace(objective, pays=tuple(paid_blocks))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # Put the nearest earlier block first: to compare more widely, `back_off` drops outcomes from the end of `given`.
+        # The nearest earlier block comes first, because `back_off` drops outcomes from the end of `given`.
         earlier_names = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
@@ -387,7 +387,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in (*named_blocks, objective.options.get("block")):
         if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # The reward's tag must be in `pays[0]` and in each block that options name, or in any block of `pays` if none is named.
+    # If options name blocks, these and the first rewarded block need the tag. Otherwise one rewarded block is enough.
     block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

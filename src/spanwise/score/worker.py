@@ -158,7 +158,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         schema_keywords.update(contents)
         property_pattern = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(property_pattern)  # the validator joins these patterns into one, so check the joined one
+            re.compile(property_pattern)  # check the joined pattern, because jsonschema's validator joins patterns, too
         except re.error as error:
             raise ValueError(f"{property_pattern!r} is not a valid regular expression in Python ({error})") from None
         subschemas: list[Any] = []

@@ -175,7 +175,7 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process and return its reply. Also return whether it ran out of time."""
-        worker_process: Any = self.process  # the caller has started the process
+        worker_process: Any = self.process  # not None: the caller has started the process
         reply_line = ""
         start_time = time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):

@@ -53,7 +53,7 @@ _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: Llama's special tokens before and after a role, as in `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Special tokens that count as part of a channel (reasoning, tool call or answer) if its opening token follows.
+#: Special tokens before a channel (reasoning, tool call or answer). They belong to the channel that opens after them.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Special tokens that end a header or a section, and neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
@@ -134,7 +134,7 @@ class _Reader:
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
         self.unclaimed = 0  # The first byte that is not yet assigned to a channel, such as reasoning.
-        self.lead_start: int | None = None  # The first byte of special tokens that belong to the next channel.
+        self.lead_start: int | None = None  # Where the special tokens in front of the next channel start, if there are any.
         self.turn_end = 0  # The index in `signs` of the special token that ends the current turn.
         self.last_index: dict[bytes, int] = {}  # Maps each special token to its last index in this turn.
 

@@ -1,4 +1,4 @@
-"""The text that segmenters find for the parts of a layout (`Claim`). `cut` turns claims into blocks."""
+"""A `Claim` is the text that a segmenter found for a part of a layout. `cut` turns claims into blocks."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         if claim.inner is not None:
             content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
-    # Of several pieces (runs of bytes of one block) with the same start, the last one is kept.
+    # If pieces of several blocks start at the same byte, keep the last piece.
     piece_pairs = pairwise([(-1, -1), *block_pieces])
     block_by_start = {start: block for (_, previous_block), (start, block) in piece_pairs if block != previous_block}
     return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), content_of_part)

@@ -153,7 +153,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing_sign:
                 fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault_flags |= Fault.ORDER if inner_signs else 0  # each inner sign closes another pair of delimiters
+                fault_flags |= Fault.ORDER if inner_signs else 0  # signs between two opening signs close other pairs
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
             is_complete = has_closing_sign or not closing_sign
             content_span = (sign.end, end_sign.start) if is_complete else None

@@ -242,7 +242,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
             f"fields of '{outer_part.mark}' one by one, or leave out one of the two blocks."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
-    # A step `[*]` (-1) covers all elements of an array, even those that another path names by index.
+    # In a path, `[*]` (key -1) stands for all elements of an array, including those that other paths name by index.
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}

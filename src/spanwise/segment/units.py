@@ -117,7 +117,7 @@ def _sentence_starts(sample: Sample) -> list[int]:
 
 
 def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Return a function that lists where units begin: at the start, and at some tokens."""
+    """Return a function that lists where units begin: at the start, and at the tokens that `cuts_of` returns."""
 
     def starts_of(sample: Sample) -> list[int]:
         cut_positions = cuts_of(sample)

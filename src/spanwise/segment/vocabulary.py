@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # a byte-level tokenizer leaves a text unchanged that has characters outside its alphabet
+    except KeyError:  # a byte-level tokenizer does not change a text with characters outside its alphabet
         return text.encode()
 
 
@@ -201,5 +201,5 @@ def _byte_fallback(text: str) -> bytes:
     return text.encode() if byte_match is None else bytes.fromhex(byte_match[1])
 
 
-#: Maps the type of a decoder step to a function that returns a token's bytes.
+#: Maps the type of a tokenizer's decoder step, such as ByteLevel, to a function that returns a token's bytes.
 _ENCODERS: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}

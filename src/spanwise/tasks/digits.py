@@ -98,7 +98,7 @@ class Problems(EmbeddedProblems):
 
     start_n: Int[np.ndarray, " n"]  # The digit with which each problem begins.
     length_n: Int[np.ndarray, " n"]  # The number of operations in each problem.
-    operator_ns: Int[np.ndarray, "n s"]  # Indices into `OPERATORS`.
+    operator_ns: Int[np.ndarray, "n s"]  # The operator of each step, as an index into `OPERATORS`.
     operand_ns: Int[np.ndarray, "n s"]
     plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether an unreadable operator `~` is a plus (else minus)
 
@@ -217,7 +217,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Draw digit chains with random lengths, digits and operators. A smudged operator `~` is a random plus or minus."""
+    """Draw random calculations (digit chains) of several steps. A smudged operator `~` is a random plus or minus."""
     fewest_steps, most_steps = lengths
     chain_shape = (size, most_steps)
     return kind(
@@ -297,7 +297,7 @@ class LongProblems(Problems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: the start digit, the numbered steps padded to one length, and `=`."""
+        """The prompt of each chain: its first digit, its numbered steps and fillers, and `=`."""
         filled_steps = [steps + [FILLER] * (MOST_STEPS - len(steps)) for steps in self.items]
         chains = zip(self.start_n.tolist(), filled_steps, strict=True)
         return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in chains]
@@ -308,8 +308,8 @@ class LongNoise:
     """Probabilities of errors, and of repeated calculations, in texts of the long digit chain."""
 
     slip: tuple[float, float, float]  # For `+`, `-` and `*`, the probability that a step's result is a random digit.
-    careful: float = 0.3  # The share of lines of reasoning that write their calculation twice.
-    relief: float = 0.2  # The factor on error rates (`slip`) in lines that write their calculation twice.
+    careful: float = 0.3  # The share of lines that write their calculation twice and err less often.
+    relief: float = 0.2  # Lines that write their calculation twice have error rates of `relief * slip`.
     plus: float = 0.5  # The probability that a smudged operator `~` is read as a plus.
 
 

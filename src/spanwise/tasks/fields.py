@@ -49,11 +49,11 @@ class FieldProblems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often each field of a training text is right, or copies a wrong digit."""
+    """How often the fields in training texts are right, and how often they copy a digit from the wrong place."""
 
-    # field k has its right value with the probability right[k % len(right)], if the prompt tells the value
+    # the probability that a field whose value the prompt tells is right; `right` repeats if there are more fields
     right: tuple[float, ...]
-    # the probability that a field copies a wrong digit
+    # the probability that a field has a digit from another place in the prompt instead of its right value
     astray: float = 0.4
 
 
@@ -69,7 +69,7 @@ def draw_digits(size: int, rng: np.random.Generator, *, below: int | np.ndarray 
 
 
 def value_of(problems: FieldProblems, operation: str, first: int, second: int) -> Int[np.ndarray, " n"]:
-    """Compute the answers of N problems to a question, such as the larger of two digits."""
+    """Compute the right value of one field, such as the larger of two digits, for N problems."""
     left_digit_n, right_digit_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
     return {
         "hidden": problems.hidden_n,

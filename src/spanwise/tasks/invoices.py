@@ -59,7 +59,7 @@ _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", 
 
 @dataclass(frozen=True)
 class InvoiceProblems(EmbeddedProblems):
-    """N invoice letters, their right JSON objects, and misleading facts in them."""
+    """N invoice letters, each with its right JSON object and its misleading facts."""
 
     letter_n: Shaped[np.ndarray, " n"]  # The texts of the invoice letters.
     gold_n: Shaped[np.ndarray, " n"]  # The right JSON object of each invoice letter.
@@ -67,13 +67,13 @@ class InvoiceProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The text of each English letter, with a line break at its end."""
+        """The text of each invoice letter, with a line break at its end."""
         return [f"{letter}\n" for letter in self.letter_n]
 
 
 @dataclass(frozen=True)
 class ClerkNoise:
-    """How often training completions have faults, and how many facts the invoice letters hold."""
+    """How faulty the training completions of the invoice task are, and how many optional facts the letters state."""
 
     # the probability of a fault per field
     slip: float = 0.0

@@ -95,7 +95,7 @@ class DrawnBatch:
         return replace(self, group_n=self.group_n[rows], rows=take(self.rows, rows), place_nt=self.place_nt[rows])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
-        """Return the batch with the values of some inputs replaced by `changes`."""
+        """Return a copy of the batch in which `changes` replace the arguments of the same names."""
         return replace(self, rows={**self.rows, **changes})
 
     def inputs(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def score_completions(
 
 @dataclass(kw_only=True)
 class _Reward(Suite):
-    """The checks of a reward, which an objective holds. If `processes` is true, another process computes the reward, too."""
+    """The checks of an objective's reward. If `processes` is true, another process computes the reward, too."""
 
     objective: Objective
     processes: bool

@@ -40,9 +40,9 @@ class Suite:
     facts_shown: set[Any] = field(default_factory=set)  # The cases that the property's examples have covered so far.
     #: Maps a property to the cases that its examples must cover, such as a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
-    #: Maps each result column that has a number for every token to the number that masked tokens must have.
+    #: The result columns with one number per token, each with the number that masked tokens must have.
     by_token: ClassVar[Mapping[str, float]] = {}
-    #: The columns of the result that must not change if masked tokens push other tokens along their row.
+    #: The result columns that must not change when masked tokens are inserted and other tokens move along the row.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
@@ -88,7 +88,7 @@ class Suite:
             raise _AllShown
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Call the function under test, or else `function`, with `inputs`. Raise a ConformanceError if the call fails."""
+        """Call `function` (None: the function under test) with `inputs`. Raise a ConformanceError if the call fails."""
         try:
             return self.columns((function or self.function)(**inputs))
         except ConformanceError:

@@ -84,8 +84,7 @@ class ArmRun:
             )
         task_layout, max_length = task_shape(self.recipe)
         trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), max_length))
-        # Do not compare `most` with `self.file`, where older versions wrote 16 if the recipe set no `most`. The comparison
-        # with the run's `recipe.yaml` covers `most`.
+        # Older versions wrote `most: 16` to `self.file` by default, so compare `most` only with the run's `recipe.yaml`.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
         changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
         if changed_fields:
@@ -274,7 +273,7 @@ def _interval(interval: Interval) -> dict[str, float]:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields that an arm sets. An arm is a method, a baseline of `bae`, or a recipe file."""
+    """Return the recipe fields of a compared method, baseline of `bae`, or recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()

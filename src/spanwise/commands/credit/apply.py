@@ -112,7 +112,7 @@ class CreditResult:
     scores: Scores  # The rewards that the methods use, each reward once.
     file_spans: FileSpans  # The spans of the blocks that tables and reports show.
     notes: tuple[str, ...]
-    score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
+    score: dict[str, Any] | None = None  # How well the self-rewarding scores predict right answers (`_measure_score`)
 
     @property
     def note(self) -> str:
@@ -198,7 +198,7 @@ def _reads_completions(objective: Objective) -> bool:
 
 
 def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
-    """Collect each reward once, from the method with the most blocks among the methods that use the reward."""
+    """Collect each reward once: if several methods use the reward, the method with the most blocks provides it."""
     reward_by_objective: dict[str, Reward] = {}
     for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = reading_by_method[method_name].scores
@@ -441,7 +441,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
             f"'{table.path}' records no advantages, score or reward that could be shown; leave the method '{RECORDED}' out."
         )
     present_nk = file_spans.length_nk > 0
-    # As in trainers, a recorded number is spread over all sampled tokens of its rollout.
+    # Trainers divide a rollout's number equally among all its sampled tokens.
     token_count_n = file_spans.length_nk.sum(dim=1).double()
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]

@@ -37,7 +37,7 @@ class Arms:
 
     layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]
-    own: str | None  # The key in `schemes` of the method that the recipe names; None if `schemes` lacks it.
+    own: str | None  # The key of the recipe's own method in `schemes`; None if `schemes` lacks the method.
     recorded_columns: Mapping[str, str]  # Maps each objective to the column with its reward.
     notes: list[str]
 
@@ -104,7 +104,7 @@ def choose_arms(
     if last_error is not None and not schemes:
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
-    objective_names = objective_names or ["correct"]  # without a method, the report explains credit by the reward `correct`
+    objective_names = objective_names or ["correct"]  # without a method, the report uses only the reward `correct`
     for objective in column_by_objective:
         check_known("objective", objective, objective_names)
     left_out_notes = (left_out_note(method_names, reason) for reason, method_names in methods_by_reason.items())
@@ -152,7 +152,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up. A single one equal to `correct` is left out."""
+    """Return the names of the rewards that the trainer added up, but not a single reward equal to `correct`."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
     correct_reward_n = table.rewards[columns["correct"]].value_n.nan_to_num()
@@ -196,7 +196,7 @@ class _SchemeBuilder:
                 yield name, self.build(name)
 
     def build_for_file(self, name: str) -> Scheme:
-        """Build the preset `method` or `method:baseline`. Refuse a method that cannot work on a rollout file."""
+        """Build the `Scheme` named `method` or `method:baseline`. Refuse a method that cannot work on a rollout file."""
         METHODS.load_plugins()
         entry = METHODS.get(name.partition(":")[0])
         if entry is None:
@@ -239,7 +239,7 @@ class _SchemeBuilder:
 
 
 def _build_own(builder: _SchemeBuilder, run_code: bool) -> tuple[str, Scheme, _SchemeBuilder]:
-    """Return a name for the recipe's method, the method's scheme (complete credit rule), and a builder of more schemes."""
+    """Return the name and the scheme (credit rule) of the recipe's method, and the builder for schemes of other methods."""
     recipe = builder.recipe
     blocks = builder.blocks
     if blocks.objectives is None:

@@ -63,7 +63,7 @@ def choose_blocks(
     lacks_verdict = bool(table.rewards) and not has_verdict
     if file_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # Keep the recipe's blocks if the completions suggest no blocks, or if the recipe's blocks fit and hold all common tags.
+    # Keep the recipe's blocks if they fit and hold all common tags, or if the completions show no blocks of their own.
     if file_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:

@@ -20,7 +20,7 @@ from spanwise.rollouts.folder import sole_writer
 from spanwise.rollouts.schema import RECORDED
 from spanwise.tasks import task_shape
 
-#: The recipe fields that affect only the method in the recipe, and no further method that the user compares.
+#: The recipe fields that affect only the recipe's own method, not the methods compared with it.
 _OWN_FIELDS = ("baseline", "per", "values", "refine", "options")
 
 
@@ -67,7 +67,7 @@ def credit_rollouts(
     # If no task is named, assume a user's own model. Such a model does not write the tags of the embedded task.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
-    # Without a new rule, do not search a spanwise run's completions for tags, because the run's recipe names the tags.
+    # If the user gave no credit rule, a spanwise run's own recipe names the tags, so do not search its completions for tags.
     texts = SampledTexts(table) if user_gave_rule or run_recipe_file is None else []
     group_n, group_notes = compared_groups(table, full_recipe, run_recipe)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, table, texts, asked=bool(reward))

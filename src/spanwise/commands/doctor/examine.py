@@ -160,7 +160,7 @@ def _probe_trl() -> Sentences:
 
 
 def _probe_skyrl() -> Sentences:
-    """Import spanwise's entry point for SkyRL, and count its estimators."""
+    """Import spanwise's entry point for SkyRL, and count spanwise's estimators in SkyRL's registry."""
     import_module("spanwise.engines.skyrl.main")
     import_module("spanwise.engines.skyrl.estimators").register()
     estimator_registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry

@@ -64,7 +64,7 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     A figure without a standard error stands alone: there is one prompt, or all prompts agree, which does not make it certain.
     """
     budgets = next(iter(votes.values())).budgets
-    # Only the largest number of samples and powers of two get a column.
+    # A column is shown for each power of two, and for the largest number of samples.
     budget_indices = [i for i, budget in enumerate(budgets) if budget.bit_count() == 1 or budget == budgets[-1]]
     table_rows = [
         [

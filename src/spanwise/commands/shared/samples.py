@@ -22,7 +22,7 @@ from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
 _Figure = TypeVar("_Figure")
-#: Maps the name of an arm (a compared recipe) and a seed to a result of the run, such as its figures or samples.
+#: One result per run, such as its samples, under the name of the compared recipe and then under the seed.
 ByArm = dict[str, dict[int, _Figure]]
 
 
@@ -50,7 +50,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Return a copy with the self-rewarding scores as confidences, or None without scores."""
+        """Return a copy of the samples whose confidences are the self-rewarding scores, or None if there are no scores."""
         return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:

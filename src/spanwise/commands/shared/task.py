@@ -112,7 +112,7 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
     correct_entries = [objective for objective in recipe.objectives or () if objective.get("reward") == "correct"]
-    own_options = (correct_entries or [{}])[-1].get("options") or {}  # the last objective counts, as in `answer_tags`
+    own_options = (correct_entries or [{}])[-1].get("options") or {}  # `answer_tags` also uses the last `correct` objective
     answer_tags = recipe.answer_tags
     verdict_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     return Roller(

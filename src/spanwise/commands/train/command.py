@@ -34,7 +34,7 @@ def command(
     overwrite: Flag = False,
     set_: Fields = None,
 ) -> None:
-    """Train from a recipe; without a recipe, train the digit puzzle with blockwise credit (BAE + OCB).
+    """Train from a recipe; without a recipe, train a digit puzzle with the method `bae`, which credits each block.
 
     Recipe fields and their defaults: task=digits, start=easy, start_seed=0, start_steps=null, fields=8, model=null,
     dataset=null, split=train, question_column=question, prompt_column=null, answer_column=answer, instruction=null,

@@ -135,7 +135,7 @@ def _save_processor(source: str, tokenizer: Any, folder: Path, console: Console)
     """Save the processor of a model that also reads images, because transformers needs it to load such a model."""
     try:
         processor: Any = AutoProcessor.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # the processor's files are missing, or a package that the files need
+    except Exception as error:  # the processor's files, or a package that they need, are missing
         say(console, f"The image processor of '{source}' is not saved ({first_line(error)}). Copy its files to '{folder}'.")
         return
     if isinstance(processor, ProcessorMixin):  # without a processor class for the model, transformers returns a tokenizer

@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Say how often a method such as SAE cuts completions at unlikely tokens, and how late its critic reacts to them."""
+    """Say how often methods such as SAE cut completions at unlikely tokens, and how many tokens later the critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -62,7 +62,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say how many tokens the critic's value needs after a decision for half of its change towards the reward."""
+    """Say how many tokens after a decision the critic's value has made half of its move towards the reward."""
 
     def agreement(lag: int) -> np.ndarray:
         later_values = [value_t[min(lag, len(value_t) - 1)] for value_t in values]

@@ -139,7 +139,7 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     completion_count = right + wrong
     log_ways_ab = _log_choose(right, right_with_token_ab) + _log_choose(wrong, wrong_with_token_ab)
     probability_ab = (log_ways_ab - _log_choose(completion_count, count_with_ab)).exp()
-    p_value_ab = probability_ab  # the KTAE paper's p-value is the probability of a token's 2x2 table of counts alone
+    p_value_ab = probability_ab  # the KTAE paper uses the probability of the observed counts as its p-value
     if two_sided:
         # Fisher's exact test: add up the probabilities of all tables that are no more likely than the observed one.
         p_value_ab = torch.zeros_like(probability_ab)

@@ -51,7 +51,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last step with a true `flag_s`, or of its last step if no flag is true."""
-        # Flagged rows come before the others, so the last flagged row of a trajectory is found first.
+        # Sort flagged rows to the front, later steps first, so that each trajectory's first row is the one to return.
         flagged_rows_first = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = flagged_rows_first[self.index_s[flagged_rows_first].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
@@ -221,7 +221,7 @@ def assign_turns(
         credit = assign(
             rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
         )
-        if not credits_turns:  # `assign` sees no missing reward in a sum of turns' `if_missing`, so gives no stop credit
+        if not credits_turns:  # a sum with `if_missing` is not missing, so `assign` does not credit the decision to stop
             credit = replace(credit, stop_n=torch.where(pays_stop_j, credit.explained[0][:, 0], 0.0))
         credit = credit.take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0
@@ -341,7 +341,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return each turn's reward for methods of `kind`, and a copy with NaN for turns that the comparison does not count.
+    """Return each turn's reward for methods of `kind`, and a copy with NaN in place of rewards that do not count.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.

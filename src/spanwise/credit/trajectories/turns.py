@@ -453,6 +453,6 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     """
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
-    # `group_index` numbers groups in order of appearance only if it gets a list.
+    # Pass a list, because only then does `group_index` number the groups in order of appearance.
     mini_batch_index_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
     return list(mini_batch_index_s.argsort(stable=True).split(mini_batch_index_s.bincount().tolist()))

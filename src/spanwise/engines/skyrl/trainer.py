@@ -80,7 +80,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Store the turns of rollouts before SkyRL merges them. Merged rows lack the turns' rewards and ends."""
         unmerged_output, turn_uids = dict(generator_output), list(uids)
         algorithm_config = self.cfg.trainer.algorithm
-        # SkyRL's filter reads rewards, so it is off here. `_leave_out_useless` filters by credit.
+        # Switch off SkyRL's filter, which reads rewards, because `_leave_out_useless` leaves out groups without credit.
         filter_setting = algorithm_config.zero_variance_filter
         algorithm_config.zero_variance_filter = False
         try:

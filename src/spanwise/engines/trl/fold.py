@@ -137,8 +137,7 @@ def check_own_advantage(
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # A release of TRL might give every token the mean advantage of its completion. To detect the mean, differentiate the
-    # loss by the log-probabilities, and the gradient by the advantages.
+    # The loss's derivative by log-probabilities, then by advantages, shows if TRL averages a completion's advantages.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # each token gets its own weight in [1, 2)
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)

@@ -411,7 +411,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
         """Sample and credit a group of completions per row, without effect on training. One process only."""
         was_training = self.model.training
-        # A `Step` gives each warning only once. A `Step` for samples alone leaves the warnings to training.
+        # Each `Step` warns only once, so use a new one, and leave the warnings of `self.step` to the training.
         sample_step = Step(self.scheme, self.step.vocabulary)
         temporary_attributes = {"step": sample_step, "_logs": copy.deepcopy(self._logs), "_done": {*self._done}}
         self.model.eval()

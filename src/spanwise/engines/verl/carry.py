@@ -44,7 +44,7 @@ class Rows:
     output_number: Sequence[int] | None = None  # The number of each row within its rollout.
     padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch.
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # Maps `Batch` fields to one value per token.
-    # Maps each mode, such as LaSeR, to the column of the reserved token that the mode appended to each row (-1: no token).
+    # For each mode, such as LaSeR: the column of the token that the mode appended to each row, or -1 for no token.
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -174,7 +174,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(outputs[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in output_indices:  # `notes` is empty for an output whose rewards have no notes
+        for n in output_indices:  # an output without any note has an empty list
             reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
         reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
     return UnpackedBatch(
@@ -310,7 +310,7 @@ def loss_factor(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {rows} rows has "
             f"mini-batches of {mini_batch} rows, so equal advantages would not weigh the same in all mini-batches. {USE}"
         )
-    factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides by rows, not rollouts
+    factor_n1 = torch.full_like(token_count_n1, rows / max(rollouts, 1))  # verl divides the loss by rows, not by rollouts
     if mode == "token-sum":
         return factor_n1 / mini_batch
     if mode == "token-mean":

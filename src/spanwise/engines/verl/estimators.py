@@ -24,7 +24,7 @@ CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function
 
 @contextmanager
 def carrying(compute_credit: CreditFunction) -> Iterator[None]:
-    """Let `compute_credit` compute the advantages of the estimator `spanwise` inside a `with` block."""
+    """Inside a `with` block, take the advantages of the estimator `spanwise` from `compute_credit`."""
     reset_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
@@ -72,7 +72,7 @@ def _with_mode(
 def recipe_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages and returns (critic targets) of the estimator `spanwise`, which `CREDIT_FUNCTION` computes."""
+    """Let `CREDIT_FUNCTION` compute the advantages and returns (critic targets) of verl's estimator `spanwise`."""
     compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(

@@ -109,7 +109,7 @@ class SpanRewardManager(RewardManagerBase):
             read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s
         )
         if self.filter_metric == ANY_REWARD:
-            # Send text: verl's validation leaves texts out of its means, and verl's group filter makes the text a number.
+            # A text, unlike a number, is left out of verl's validation means. verl's group filter turns it into a number.
             extra_info[ANY_REWARD] = str(_mark_rewards(read_batch, self.scheme))
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 

@@ -206,7 +206,7 @@ class VerlRun:
                 batch=replace(scored_batch.batch, ids_nt=ids_nt),
                 reading=replace(scored_batch.reading, text=block_text),
             )
-            # `prompt_texts` takes a prompt from the first row with the prompt's id, so sort rows by number in the rollout.
+            # Put each rollout's first row first, because `prompt_texts` reads each prompt from the first row with its id.
             output_numbers = rows.output_number or [0] * len(rows.packed)
             row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids, prompt_ids = ([column[n] for n in row_order] for column in (sampled_rows.uids, sampled_rows.prompts))

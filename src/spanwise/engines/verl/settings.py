@@ -234,7 +234,7 @@ def paid_results(scheme: Scheme) -> set[str]:
 
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Map each error message about verl's settings to a value that is true if the error applies."""
+    """Return error messages about verl's settings, each with a value that is true if the error applies."""
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     paid_columns = paid_results(scheme)

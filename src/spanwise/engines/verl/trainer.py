@@ -75,7 +75,7 @@ def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str,
         joined_metrics.add_step_metrics(chunk_metrics, sample_count=len(chunk))
     metrics.update({**joined_metrics.get_aggregated_metrics(), **chunked_credit.batch.metrics})
     joined_batch = type(batch).concat(credited_chunks).select_keys(batch.keys)
-    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` may set extra_info to None, but verl adds entries
+    joined_batch.extra_info = joined_batch.extra_info or {}  # `concat` may leave None, to which verl cannot add entries
     return joined_batch
 
 

@@ -57,7 +57,7 @@ class Critic:
         self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            inner_model = self.model.model  # transformers 5 renamed gradient_ to activation_checkpointing_enable
+            inner_model = self.model.model  # transformers 5 renamed the method
             getattr(inner_model, "activation_checkpointing_enable", inner_model.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -238,7 +238,7 @@ class _Batch:
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
-        """Count, for each row, the critic's NaN or infinite values at trained tokens and at a bootstrapped end."""
+        """Count the critic's NaN or infinite values in each row: at trained tokens, and at a truncated end if it is used."""
         uses_end_value_n = self.truncated_n & (self.config.truncated == "bootstrap")
         is_nonfinite_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
         is_nonfinite_end_ns = uses_end_value_n[:, None] & ~self.ends(value_nts).isfinite()

@@ -233,7 +233,7 @@ class Laser(Mode):
 
     @property
     def judge(self) -> str:
-        """The name of the objective whose reward, 1 or 0, the policy's score of its own completion predicts."""
+        """The name of the objective, such as `correct`, whose reward (1 or 0) the policy predicts with its score."""
         return self.verdict
 
     def note(self, table: Any) -> str:

@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: A first mean score further than `_FAR` outside [0, 1] is an error. One further than `_NEAR` from 0 gives a warning.
+#: The first mean score must lie at most `_FAR` outside [0, 1]. More than `_NEAR` from 0, the score gives a warning.
 _FAR, _NEAR = 0.5, 0.1
 
 
@@ -192,8 +192,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cancel old log-probability and advantage of the token that laser appends. Return both, and its loss by token."""
-        # The entry of `adv_nt` after a row's last trained token is no advantage, but the weight of laser's squared error.
+        """Take laser's token out of the policy loss: return new `old_nt` and `adv_nt`, and laser's loss by token."""
+        # After a row's last trained token, the advantage table holds the weight of laser's squared error.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)

@@ -190,7 +190,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the log-probabilities of `laser.token` that forward passes recorded. Rows without one are NaN."""
-        if "old_per_token_logps" in output:  # TRL's first forward pass, `passes[0]`, was then the policy's
+        if "old_per_token_logps" in output:  # `passes[0]` is the policy's forward pass for `old_per_token_logps`
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()

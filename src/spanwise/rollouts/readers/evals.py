@@ -169,7 +169,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[cells.Parts]:
     """Yield each response once, although filters repeat it, and add its fields and all filters' rewards to `responses`."""
-    # If a document's responses differ between lines, or a filter (answer extractor) is repeated, lm-eval ran again.
+    # lm-eval ran again if a document comes back with other responses, or with a filter (answer extractor) seen before.
     no_responses: tuple[range, int, list[str]] = (range(0), 0, [])
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):

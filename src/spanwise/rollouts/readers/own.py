@@ -40,7 +40,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
-    # Training used the advantages called `recorded`. Without these, it used those of the only method.
+    # Training used the advantages `recorded`. If the file has none and names only one method, training used that method's.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     advantage_columns = [schema.column("advantages", method) for method in possible_methods]
     trained_columns = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []

@@ -167,7 +167,7 @@ def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> 
     try:
         numbers = np.asarray(sample[name])
         typed_numbers = numbers.astype(dtype)
-    except (TypeError, ValueError, OverflowError):  # NumPy refuses uneven lists and texts
+    except (TypeError, ValueError, OverflowError):  # NumPy raises an error for texts, and for lists of different lengths
         numbers = typed_numbers = np.array(None)
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (typed_numbers != numbers).any()):
         raise cells.FieldError(f"'{name}' is {reprlib.repr(sample[name])}, but it must be a list of numbers")

@@ -103,7 +103,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         has_token_ids = len(branches.fields) > 0 and all(branches.values("has_ids"))
         if has_token_ids:
             tokens = branches.load_tokens(tokenizer)
-        else:  # without token ids, read the files again for their texts, and split these
+        else:  # without token ids, read the files again and tokenize their texts
             tokens = tokenize(_read_branches(files, Collected(), [], keep_ids=False), tokenizer)
     if tokenizer is None and any(branches.values("has_ids")):
         tokens = tokens._replace(note=PER_WORD)
@@ -182,7 +182,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield an episode's trained branches (message paths), each from the first sampled token that no earlier branch has."""
+    """Yield a row for each trained branch of an episode, with the branch's messages from the first new sampled one on."""
     for trace in trained_traces(record):
         task_columns = {field_name: field for field_name, field in trace.task.items() if not isinstance(field, (dict, list))}
         task_columns["answer"] = cells.answer_text(trace.task.get("answer"))

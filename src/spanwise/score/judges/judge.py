@@ -267,7 +267,7 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format,
         }
-        # The cache holds a verdict as a number, so the cache key must include the number of each choice.
+        # The cache stores verdicts as numbers, so its key includes `choices`, which map each verdict to a number.
         return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, part_names)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:

@@ -271,7 +271,7 @@ load_reader = lru_cache(maxsize=4)(_RewardModel)
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the logits that a reward needs, and their weights (None for a single logit)."""
+    """Return which logits of a reward model make its reward, and their weights, or None for a single logit."""
     if choices is not None:
         ids_by_word = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices, so it needs no label. Remove 'label'.": label is not None})

@@ -84,7 +84,7 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
     """Read from a judge's reply the choices, the reason, and the part of the answer that the verdict is about."""
     choice_of = {_plain(choice): choice for choice in choices}
     json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
-    # A choice inside a JSON object that breaks off does not count.
+    # Do not read a verdict from a JSON object that breaks off in the judge's reply.
     if json_values or _plain(content) in choice_of:
         replies = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
         reply = {key: field for key, field in replies[-1].items() if isinstance(field, str)}
