@@ -190,7 +190,7 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
     try:
         for name, source in (
             ("halved", f"taken from the module {__name__}, which is not part of spanwise."),
-            ("grpo", "The formula is taken from the paper (the option ddof is from the code of verl"),
+            ("grpo", "The formula is taken from its paper, with the ddof of verl, TRL"),
             ("sae", "its full text was not used"),
         ):
             show_methods(name)

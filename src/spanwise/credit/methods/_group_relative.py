@@ -31,7 +31,7 @@ from spanwise.types import Zero
     "grpo",
     kind="completion",
     paper="DeepSeekMath, arXiv 2402.03300",
-    source="its paper (the option ddof is from the code of verl, TRL, SkyRL and OpenRLHF)",
+    source="its paper, with the ddof of verl, TRL, SkyRL and OpenRLHF",
     preset=Preset(whole=True, per="completion", calibrated=False),
 )
 @explains
