@@ -179,7 +179,7 @@ def said_of(name: str) -> str:
     """The comment above a constant (`#: ...`), where it is defined.
 
     >>> said_of("spanwise.tasks.DIGITS_LAYOUT")
-    'The two blocks of a completion of the digit chain.'
+    'The two blocks of a completion of the task `digits`, a chain of operations modulo 10.'
     """
     room, _, short = name.rpartition(".")
     module = _origin(room, short)
