@@ -79,7 +79,7 @@ def gradient_shares(
         Pavlenko et al. 2026 (arXiv 2602.10231) define the baselines; that their strata scale differently is our finding.
     """
     if baseline == "blended":
-        raise RecipeError("No formula gives q* of the baseline 'blended'. Call simulated_fixed_point to simulate q*.")
+        raise RecipeError("No formula gives the final confidence of the baseline 'blended'. Call simulated_fixed_point.")
     if group_size < 2:
         raise RecipeError(f"A group of {group_size} has nobody to be compared with; group_size must be at least 2.")
     chance = tuple_chances(p_b, 1)

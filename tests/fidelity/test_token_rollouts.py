@@ -239,7 +239,7 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, model, tmp_path, capsys
     critic.save(run / "critic", tabular[1])
     for reference, words in (
         ("token", "change that this token makes to the Monte Carlo value."),
-        ("segment", "so the comparison favours SAE"),
+        ("segment", "The comparison favours SAE, because SAE gives credit by segments, too."),
     ):
         fidelity(run, critics="own", reference=reference, **sizes)
         output = " ".join(capsys.readouterr().out.split())

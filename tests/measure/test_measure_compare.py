@@ -77,7 +77,7 @@ def test_many_pairs_make_a_difference_borderline():
     first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
     assert first.interval == alone.interval
     assert first.verdict == "borderline"
-    assert "With several pairs, a difference may be luck (p = 0.07 after Holm's correction)." in first.sentence()
+    assert "Over all method pairs, the difference may be luck (p = 0.07 after Holm's correction)." in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
     assert "A clear verdict on this difference needs" in first.sentence()
     # With a reference there are two pairs instead of three.
@@ -113,7 +113,7 @@ def test_the_table():
         f"| a | 0.500 ± 0.000 | 0.150 ± {half:.3f} |",
         "| b | - | 0.300 ± 0.000 |",
         "",
-        "A figure is the mean over 2 seeds. After ± stands half the width of the mean's 95 % interval (Student's t).",
+        "A figure is the mean over 2 seeds. The number after ± is half the width of the mean's 95 % interval (Student's t).",
     ]
 
 
@@ -128,7 +128,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     summary = result.summary()
     named = "2 of 3 differences are beyond the noise: ece (a and b), ece (b and c). Differences that may be noise: 1."
     assert (named in summary) == (verdict == "clear")
-    assert ("Over all figures (1), up to 0.05 differences may be luck" in summary) == (verdict == "clear")
+    assert ("the number of figures (1). So up to 0.05 differences may be luck" in summary) == (verdict == "clear")
 
 
 def test_rounding_is_no_difference_and_seeds_needed_are_those_of_the_observed_one():

@@ -303,18 +303,18 @@ def test_a_panel_for_each_headlines_for_the_score_and_votes_by_it_under_names_of
     assert page.headline("ECE of the score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
     assert page.headline("AUROC of the score") == "1"
     for words in (
-        "8 of 8 completions have a confidence and could be judged.",
-        "7 of 8 completions have a score and could be judged.",
+        "8 of 8 completions have a confidence, and are known to be right or wrong.",
+        "7 of 8 completions have a score, and are known to be right or wrong.",
         "one reserved token (laser) is after the answer, clipped to between 0 and 1",
         *("Has a score", "Score of right and wrong answers", "Accuracy by score"),
         *("majority weighted by its score", "highest score"),
     ):
         assert words in page.text
-    assert "votes are weighted by the self-rewarding score" not in page.text
+    assert "votes are weighted by the model's ratings of its answers (LaSeR)" not in page.text
     text = page_of(NOTHING).text  # the score alone
     assert "have a confidence and could" not in text
-    assert "7 of 8 completions have a score and could be judged." in text
-    assert "No completion states a confidence, so votes are weighted by the self-rewarding score." in text
+    assert "7 of 8 completions have a score, and are known to be right or wrong." in text
+    assert "No completion states a confidence, so votes are weighted by the model's ratings of its answers (LaSeR)." in text
 
 
 def test_an_arm_with_a_score_beside_one_without():

@@ -102,7 +102,7 @@ def test_where_there_is_no_sum_a_sentence_says_why():
         (MISSING, "timeout", "the check of the reward failed (timeout), so the completion gets no credit"),
         (MISSING, "absent", "the reward is absent, and its objective sets no if_missing to replace it"),
         (ALONE, "ok", "no other completion can be compared with this completion, so the credit is"),
-        (replace(NOT_COMPARED, part=0.4), "ok", "This method does not subtract one baseline from one reward. about it"),
+        (replace(NOT_COMPARED, part=0.4), "ok", "The method does not compute credit as reward minus baseline. about it"),
     ):
         case = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
         confidence = explained(case, "bae", Rule(objectives=LISTED, about="about it"))["blocks"]["confidence"]

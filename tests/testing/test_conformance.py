@@ -157,7 +157,8 @@ def test_unknown_names_are_sentences():
         check_estimator("grpo", properties=["shfit"])
     with pytest.raises(
         RecipeError,
-        match=r"ends in 'nk2', which does not tell what the method credits\. Pass the kind of the method, for example kind=",
+        match=r"ends in 'nk2', but only n, nm, nk, nt, s tell what a method credits\. "
+        "Pass the kind of the method, for example kind=",
     ):
         check_estimator(lambda by_outcome_nk2, group_n: by_outcome_nk2)
     with pytest.raises(RecipeError, match=r"Method 'x': There is no property 'fast'"):

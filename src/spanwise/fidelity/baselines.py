@@ -209,7 +209,10 @@ def measure_fidelity(
             )
     completion_columns = _prepare_columns(rerolls, rule)
     if not bool(completion_columns["usable_n"].any()):
-        raise DataError("No completion with a stated confidence was re-rolled; there is nothing to compare.")
+        raise DataError(
+            "Nothing can be compared. A comparison needs a completion with a confidence, a judged answer, and at least 2 new "
+            "samples of its last block that state a confidence."
+        )
     generator = torch.Generator().manual_seed(seed)
     sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):

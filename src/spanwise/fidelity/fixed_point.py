@@ -57,7 +57,7 @@ def fixed_point(
         for confidences that do not depend on the outcome given the prompt.
     """
     if baseline == "blended":
-        raise RecipeError("No formula gives q* of the baseline 'blended'. Call simulated_fixed_point to simulate q*.")
+        raise RecipeError("No formula gives the final confidence of the baseline 'blended'. Call simulated_fixed_point.")
     if group_size < 2:
         raise RecipeError(f"A group of {group_size} has no other completion to compare with; set group_size to 2 or more.")
     p_b = p_b.double()

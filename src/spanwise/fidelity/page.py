@@ -83,7 +83,7 @@ def fidelity_report(
     if "rerolls" in counts:
         completions_text += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
-        warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
+        warnings.append("Nothing was measured. All completions are probably malformed, or lack the measured block.")
     if "share" in counts:  # baselines were measured, not only tokens
         smallest_group_size = min((row["group_size"] for row in figures), default=None)
         used_share = percent(counts["share"])
@@ -144,7 +144,8 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
     intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
     is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= top_row["low"]
-    noise_sentence = " The difference between these baselines is within the noise." if is_within_noise else ""
+    difference_text = f"The difference between {top_row['baseline']} and {second_row['baseline']}"
+    noise_sentence = f" {difference_text} is within the noise." if is_within_noise else ""
     return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}.{noise_sentence}"
 
 
@@ -193,6 +194,6 @@ def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
         dot_rows = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
         table_rows = wide(dot_rows, key="x", label="p")
         known_errors = [float(row["error"]) for row in dot_rows if isinstance(row["error"], float)]
-        error_note = f"Simulated points have a standard error of at most {max(known_errors):.4f}." if known_errors else ""
+        error_note = f"A simulated confidence has a standard error of up to {max(known_errors):.4f}." if known_errors else ""
         point_panels.append(Panel(f"G = {size}", (fixed_points(dot_rows, names=names),), table_rows, error_note))
     return point_panels

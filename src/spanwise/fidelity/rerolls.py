@@ -204,7 +204,10 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
         prompt_and_prefix = int(dataset_row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
         prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
-        raise DataError(f"None of {len(block_texts)} completions has the block '{last_block}'; there is nothing to re-roll.")
+        raise DataError(
+            f"None of {len(block_texts)} completions has the block '{last_block}', which spanwise samples again. Use a model that "
+            "writes the block."
+        )
     rerolled_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
         confidence_xs=stated_confidences(block_texts, last_block, layout, tag=confidence_tag).reshape(-1, samples),
@@ -223,16 +226,17 @@ def collect_tokens(
     mask_nt = blocks.mask_nt
     if not bool(mask_nt.any()):
         raise DataError(
-            f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}'; there is nothing to re-roll."
+            f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}', which spanwise samples again. "
+            "Use a model that writes the block."
         )
     logp_nt = roller.logp(blocks)
     reroll_seed = next(seeds)
     weight_nt = choose_tokens(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
-            f"Some completions (up to {int(mask_nt.sum(dim=1).max())} tokens long) are re-rolled only at some of their "
-            "tokens, but the critic 'mc' needs re-rolls at all tokens. Use the other critics: --critics own, or --critics "
-            "fitted."
+            "The critic 'mc' needs new samples after every token. In long completions (up to "
+            f"{int(mask_nt.sum(dim=1).max())} tokens), spanwise samples only after some tokens. Use another critic: --critics own, "
+            "or --critics fitted."
         )
     last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)

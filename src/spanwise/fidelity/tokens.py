@@ -305,8 +305,8 @@ def token_fidelity(
         weight_snt = _weights(trajectories, unit_weight_nt, has_reward_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
-            "No token's advantage can be compared. A comparison needs a reward, a critic's value, and re-rolls before and "
-            "after the token."
+            "No token's advantage can be compared. A comparison needs a reward, a critic's value, and new samples that "
+            "continue the completion from before and after the token."
         )
     critic_sums = []
     for value_nt in critics.values():

@@ -77,7 +77,9 @@ class Difference:
         if self.verdict == "borderline" and self.p >= 1 - interval.level:  # all seeds agree: p is that of a sign test
             return f"{finding}. Every seed has this difference. With so few seeds this may be luck (p = {self.p:.2f})."
         if self.verdict == "borderline":
-            luck_text = f"With several pairs, a difference may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
+            luck_text = (
+                f"Over all method pairs, the difference may be luck (p = {self.p_adjusted:.2f} after Holm's correction)."
+            )
             return f"{finding}. Its interval excludes 0. {luck_text}{seeds_hint}"
         return f"{finding}, inside the noise.{seeds_hint}"
 
@@ -113,7 +115,7 @@ class ArmComparison:
         table_lines += [f"| {method} | " + " | ".join(self.row(method, max_seed_count)) + " |" for method in self.methods]
         table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
         caption = (
-            f"A figure is the mean over {max_seed_count} seeds. After ± stands half the width of the mean's "
+            f"A figure is the mean over {max_seed_count} seeds. The number after ± is half the width of the mean's "
             f"{100 * self.level:g} % interval (Student's t)."
         )
         return "\n".join([*table_lines, caption])
@@ -133,7 +135,7 @@ class ArmComparison:
         """Say why figures marked "!" in the table cannot be trusted. One sentence per method and reason."""
         reasons = {(method, figure): f"{method}: {reason}" for (method, figure), reason in self.wrong.items()}
         return [
-            f"{reason}. Affected: {', '.join(figure for _, figure in cells)}."
+            f"{reason}. Do not rely on these figures: {', '.join(figure for _, figure in cells)}."
             for reason, cells in by_sentence(reasons).items()
         ]
 
@@ -158,8 +160,8 @@ class ArmComparison:
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"{len(clear_names)} of {count} differences are beyond the noise: {', '.join(clear_names)}.{others_text} The noise is "
-            "how much seeds differ on the same held-out prompts. Holm's correction makes luck rare among the pairs of one figure. "
-            f"Over all figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} differences may be luck."
+            "how much seeds differ on the same held-out prompts. Holm's correction covers the pairs of methods, but not the number "
+            f"of figures ({figure_count}). So up to {figure_count * (1 - self.level):.2g} differences may be luck."
         )
 
 

@@ -73,8 +73,7 @@ def compare_report(
         ),
         parts.calibration_section(
             samples or {},
-            note="The diagram pools the answers of all seeds. Its whiskers are intervals in which each prompt counts once, even if "
-                "several seeds answered it.",
+            note="The diagram shows the answers of all seeds. Its whiskers allow for answers to the same prompt being alike.",
         ),
         parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip

@@ -154,7 +154,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         has_credit_kn = torch.stack([credit_n.nan_to_num() != 0 for credit_n in credit[right].values()])
         credited_count = int(has_credit_kn.any(dim=0).sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
-        return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
+        return f"{alarm_sentence}The method {right} gives credit to {credited_count:,} of {completion_count:,} completions."
     if len(left_credit) == 1:  # the credit of a whole completion counts for every block
         left_credit = {block: next(iter(left_credit.values())) for block in right_credit}
     elif len(right_credit) == 1:

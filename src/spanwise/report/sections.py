@@ -26,7 +26,7 @@ Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100  # the largest number of points in a chart's curve, and of rows in the chart's table
 _VOTING_OPTIONS: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-VOTES_BY_SCORE = "No completion states a confidence, so votes are weighted by the self-rewarding score."
+VOTES_BY_SCORE = "No completion states a confidence, so votes are weighted by the model's ratings of its answers (LaSeR)."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
@@ -53,7 +53,7 @@ def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], not
         return []
     judged_count = sum(row["count"] for row in reliability_rows)
     completion_count = len(columns["correct"])
-    count_note = f"{judged_count:,} of {completion_count:,} completions have a {kind} and could be judged."
+    count_note = f"{judged_count:,} of {completion_count:,} completions have a {kind}, and are known to be right or wrong."
     diagram_title = name or f"Accuracy by {kind}"
     if name and kind == "score":
         diagram_title = f"{name}, by its score"

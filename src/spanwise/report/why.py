@@ -196,7 +196,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
     parts_add_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
-    warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, not to the credit. Do not rely on these parts."
+    warning = f"The credit's parts add up to {shown(terms_sum, sign=True)}, not to the credit. Do not rely on the parts."
     return {
         "credit": shown(credit, sign=True),
         "total": added(credit, credit_terms) if parts_add_up and len(credit_terms) > 1 else "",
@@ -237,7 +237,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.baseline is None:
         reward_status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
-            return f"This method does not subtract one baseline from one reward. {rule.about}".strip()
+            return f"The method does not compute credit as reward minus baseline. {rule.about}".strip()
         if part.reason in _NO_BASELINE:
             return f"{_NO_BASELINE[part.reason]}, so the credit is exactly 0"
         absence_reason = "a reward is absent"

@@ -91,8 +91,8 @@ def check_estimator(
             first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes
             if first_axes not in _KIND_OF_AXES:
                 raise RecipeError(
-                    f"The name of the first input of '{name}' ends in '{first_axes}', which does not tell what the method credits. "
-                    "Pass the kind of the method, for example kind='token'."
+                    f"The name of the first input of '{name}' ends in '{first_axes}', but only {', '.join(_KIND_OF_AXES)} tell "
+                    "what a method credits. Pass the kind of the method, for example kind='token'."
                 )
             kind = _KIND_OF_AXES[first_axes]
         method = Method(name, method, kind, "", None, dict(exceptions or {}))
@@ -279,7 +279,8 @@ class _Estimator(Suite):
         credit_before = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= credit_before - 1e-9):
             rise_sentence = (
-                f"Only {name} at {credit_index} rose, by {increase:g}, so the advantage there must be >= {credit_before}."
+                f"{name} rose by {increase:g} at {reward_index} and nowhere else. So the advantage at {credit_index} must be at "
+                f"least {credit_before}."
             )
             self.refuse(raised_batch, result_after, rise_sentence)
 

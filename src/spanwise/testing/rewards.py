@@ -189,7 +189,7 @@ class _Reward(Suite):
             if not has_block and value_and_status[1] != Status.ABSENT.name:
                 self.fail(
                     batch,
-                    f"Completion {n} has no block of 'pays', so its status must be ABSENT, but it gets {value_and_status}.",
+                    f"Completion {n} lacks all rewarded blocks. Its status must be ABSENT, but it gets {value_and_status}.",
                 )
         self.alone(batch, [n for n, has_block in enumerate(has_paid_block_n) if has_block])
 

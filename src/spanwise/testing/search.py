@@ -78,7 +78,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. In {example_count} examples, this did not occur."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. {example_count} examples do not show that."
                     )
 
     def has_shown(self, facts: set[Any]) -> None:
@@ -201,7 +201,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
     except ConformanceError as error:
         raise ConformanceError(str(error)) from error.__cause__  # hide hypothesis's long output
     except Unsatisfiable as error:
-        raise RecipeError("The strategies in inputs= leave no example to test; let them draw more values.") from error
+        raise RecipeError("The strategies in inputs= can draw no example. Let the strategies draw more values.") from error
 
 
 def show(value: Any) -> str:

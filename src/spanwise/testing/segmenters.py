@@ -219,8 +219,8 @@ class _Segmenter(Suite):
             if [block is not None for block in block_texts] != has_token:
                 self.fail(
                     batch,
-                    f"Only blocks with tokens may have a text. The blocks of completion {row} have the texts {block_texts}. "
-                    f"Whether each block has tokens: {has_token}.",
+                    "A block with tokens must have a text, and a block without tokens must have none. The blocks of completion "
+                    f"{row} have the texts {block_texts}. Their flags for having tokens are {has_token}.",
                 )
             # The key "" holds a block's whole text.
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)

@@ -62,7 +62,7 @@ def test_report_of_a_run_folder(tmp_path):
     assert path == folder / "report.html"
     page = Page(path.read_text())
     assert page.headline("accuracy") == "62.5 %"
-    assert "15 of 16 completions have a confidence and could be judged." in page.text
+    assert "15 of 16 completions have a confidence, and are known to be right or wrong." in page.text
     assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
     assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
 
@@ -98,7 +98,7 @@ def test_report_of_a_comparison_folder(tmp_path):
     assert "other" not in rows
     assert ["group - blended", "-0.250", "-0.250", "-0.250", "0.500", "borderline", "unknown"] in page.cells
     assert (
-        "The diagram pools the answers of all seeds. Its whiskers are intervals in which each prompt counts once"
+        "The diagram shows the answers of all seeds. Its whiskers allow for answers to the same prompt being alike."
         in page.text
     )
 

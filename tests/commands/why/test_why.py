@@ -151,7 +151,10 @@ def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
         "reward/correct": effect_nk.sum(axis=1).tolist(), "values": values.tolist(), "logprobs": np.log(probability).tolist(),
     }  # fmt: skip
     text = printed(sae_run(tmp_path, **columns))
-    assert "sae: a completion has 6 decisions (tokens of probability < 0.2). Two decisions are 7.83 tokens apart" in text
-    assert "discounts as much as GAE with lambda 0.9935 at each token" in text
-    sentence = f"the critic's value moves towards the reward. Half of this change takes {lag}."
+    assert (
+        "sae: a completion has 6 decisions (tokens of probability < 0.2). The average distance between two decisions is 7.83 tokens"
+        in text
+    )
+    assert "Over the average distance, 'sae' discounts as much as GAE with lambda 0.9935." in text
+    sentence = f"after an unlikely token (decision), half of the critic's move towards the reward takes {lag}."
     assert (sentence if lag else "the critic's value does not move towards the reward") in text

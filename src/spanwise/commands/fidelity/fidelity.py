@@ -147,8 +147,8 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     q_table = _table(table_title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        "G is the number of completions per prompt. For the baseline 'outcome', q* is exact. For the baseline 'blended', q* comes "
-        f"from a simulation with a standard error of at most {largest_error:.4f}."
+        "G is the number of completions per prompt. For the baseline 'outcome', the confidence is exact. For the baseline "
+        f"'blended', the confidence comes from a simulation with a standard error of at most {largest_error:.4f}."
     )
     return q_table
 
@@ -222,7 +222,7 @@ def reference_words(segments: SaeSegments | None) -> str:
     return (
         f"SAE cuts completions into segments. A token with a probability below {segments.threshold:g} {segments.boundary}s a "
         "segment. Each token's advantage is compared with the change of the Monte Carlo value over the token's segment. The "
-        "change is the same for all tokens of a segment, so the comparison favours SAE."
+        "comparison favours SAE, because SAE gives credit by segments, too."
     )
 
 

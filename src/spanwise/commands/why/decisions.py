@@ -23,16 +23,16 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
         count_text = f"{name}: a completion has {mean_count:.3g} decisions (tokens of probability < {segments.threshold:g})"
         if not segment_values:
-            yield f"{count_text}. '{name}' only discounts at decisions, so here it hardly differs from GAE with lambda 1."
+            yield f"{count_text}. '{name}' discounts only at decisions. Without decisions, '{name}' equals GAE with lambda 1."
             continue
         segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
         mean_length = segment_lengths.mean()
         relative_deviation = segment_lengths.std() / mean_length
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_text}. Two decisions are {mean_length:.3g} tokens apart on average (standard deviation: "
-            f"{relative_deviation:.2g} times this distance). With decisions so far apart, '{name}' discounts as much as GAE with "
-            f"lambda {lambda_per_token:.4g} at each token. docs/critic.md compares SAE and GAE."
+            f"{count_text}. The average distance between two decisions is {mean_length:.3g} tokens (standard deviation: "
+            f"{relative_deviation:.2g} times the average). Over the average distance, '{name}' discounts as much as GAE with "
+            f"lambda {lambda_per_token:.4g}. docs/critic.md compares SAE and GAE."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
@@ -72,9 +72,10 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
     end_agreements = agreement(max(map(len, values)))
     if len(end_agreements) < 2 or end_agreements.mean() <= 2 * end_agreements.std(ddof=1) / len(end_agreements) ** 0.5:
         return (
-            f"{name}: after decisions, the critic's value does not move towards the reward, so the critic ignores decisions."
+            f"{name}: after an unlikely token (decision), the critic's value does not move towards the reward. So the critic "
+            "ignores decisions."
         )
     half_agreement = end_agreements.mean() / 2
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: after a decision, the critic's value moves towards the reward. Half of this change takes {lag_text}."
+    return f"{name}: after an unlikely token (decision), half of the critic's move towards the reward takes {lag_text}."

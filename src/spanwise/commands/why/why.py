@@ -84,9 +84,8 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption=("Each token without credit has one reason. 'completions' counts completions without any credit, each under its "
-            "most frequent reason. 'rows' lists these completions. If there are none, 'rows' lists completions with a token that "
-            "has the reason. To see a completion, give --completion ROW."),
+        caption=("A completion without any credit counts under the most frequent reason of its tokens. 'rows' gives examples of "
+            "completions with the reason. To see an example, give --completion ROW."),
     )  # fmt: skip
     for name, tally in zeros.items():
         for tally_position, count in enumerate(tally.counts(examples)):
@@ -133,7 +132,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(rows_by_missing_block) > _NAMED:
         missing_blocks_text = ", ".join(f"{name}: {len(rows)}" for name, rows in rows_by_missing_block.items())
         block_faults = [f"Some of {len(is_missing_nk)} completions lack a block ({missing_blocks_text})"]
-    parts += (f"{fault_text}. A reward that pays a missing block has no token to credit." for fault_text in block_faults)
+    parts += (f"{fault_text}. A missing block has no tokens that a reward could credit." for fault_text in block_faults)
     return parts
 
 

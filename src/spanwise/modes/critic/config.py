@@ -39,7 +39,7 @@ _PAGE = Page(
     "Critic",
     "GAE and SAE credit a token with the critic's value after the token minus the value before it. So both methods are "
     "only as good as the critic's values.",
-    "Does the critic know anything?",
+    "How well does the critic predict rewards?",
     (
         Chart(
             "Explained variance",
@@ -54,10 +54,9 @@ _PAGE = Page(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "The squared error has two parts. The first part is the error of each completion's mean value. The second part is the "
-            "error within completions, after each completion's mean error is subtracted. A small second part does not show a good "
-            "critic: if all reward comes at the end, it is 0 for every critic that gives all tokens of a completion the same "
-            "value.",
+            "The curve 'of a completion's mean' is the squared error of a completion's mean value. The curve 'within a completion' "
+            "is the rest of the squared error. A small rest does not show a good critic. For example, all reward may come at the "
+            "end of completions. Then a critic with one value for all tokens of a completion has no error within the completion.",
         ),
         Chart(
             "Expected and earned",
