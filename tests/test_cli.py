@@ -150,7 +150,7 @@ def test_a_model_and_a_dataset_by_name(cache, tmp_path):
 @pytest.mark.long
 def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
     done = spanwise("fidelity", run[0], "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
-    assert done.stderr.startswith("Error: None of 16 completions has the block 'confidence'; there is nothing to re-roll.")
+    assert done.stderr.startswith("Error: None of 16 completions has the block 'confidence', which spanwise samples again.")
 
 
 @pytest.mark.long

@@ -189,7 +189,7 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
     show_methods("dr_grpo")
     output = " ".join(capsys.readouterr().out.split())
     assert "per: 32.0" in output
-    assert "Below, `per` is the token limit of the example task digits. Your run uses its own limit." in output
+    assert "In the recipe, `per` is the token limit of the example task digits. Your run uses its own limit." in output
     show_methods("grpo")
     assert "token limit" not in capsys.readouterr().out
 

@@ -152,8 +152,8 @@ CREDIT = (
         lasting=Alarm(
             "above", 0.5,
             "{share} of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off.",
-            "The usual causes are that the prompt does not ask for tags or fields, or that completions are cut off at the token "
-            "limit. If no reward pays for the format, add the reward `format` (tags) or `json_schema` (fields).",
+            "Malformed completions usually mean that the prompt does not ask for tags or fields, or that completions are cut off "
+            "at the token limit. If no reward pays for the format, add the reward `format` (tags) or `json_schema` (fields).",
         ),
     ),
     Metric(
@@ -170,8 +170,8 @@ CREDIT = (
         lambda batch: _divide(batch, batch.credit.absent_m),
         lasting=Alarm(
             "above", 0.5, "{share} of the completions have no reward '{name}'.",
-            "The usual causes are that completions leave out the rewarded block, or that the reward function returns None or "
-            "times out. A completion that leaves the block out loses nothing unless you set if_missing.",
+            "Missing rewards usually mean that completions leave out the rewarded block, or that the reward function returns None "
+            "or times out. A completion that leaves the block out loses nothing unless you set if_missing.",
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),
@@ -193,7 +193,7 @@ CREDIT = (
         lasting=Alarm(
             "above", 0.9, "{share} of the groups taught nothing, because all their completions have equal rewards under "
             "every objective.",
-            "The usual causes are that the prompts are too easy or too hard for the policy, or that the temperature is too low.",
+            "Equal rewards usually mean that the prompts are too easy or too hard, or that the temperature is too low.",
         ),
     ),
     Metric(
@@ -202,7 +202,8 @@ CREDIT = (
         lasting=Alarm(
             "above", 0.95, "{share} of the sets of completions that '{name}' compares (strata) give no credit, "
             "though rewards differ within groups.",
-            "The usual cause is that groups are too small to be split by outcome. Raise group_size, or set baseline: blended.",
+            "Strata without credit usually mean that groups are too small to be split by outcome. Raise group_size, or set "
+            "baseline: blended.",
             unless="credit/{name}/unanimous",
         ),
     ),

@@ -227,7 +227,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' has no critic that gives each token a value; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
-        raise RecipeError("A critic needs mask_nt of the batch and spans of the reading. Pass both.")
+        raise RecipeError("A critic needs Batch.mask_nt and Reading.spans. Set both.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
     block_nt, mask_nt = reading.spans.block_nt, batch.mask_nt
     return reward_streams(

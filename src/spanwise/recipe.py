@@ -219,10 +219,10 @@ class Recipe(BaseModel):
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. These do not "
-                f"divide into {self.mini_batches} equal mini-batches of whole micro-batches "
-                f"({self.micro_batch or batch_size // self.mini_batches} completions each). Choose mini_batches and "
-                f"micro_batch so that their product divides {batch_size}."
+                f"A batch has {self.prompts} prompts x {self.group_size} completions = {batch_size} completions. They cannot be "
+                f"split into {self.mini_batches} equal mini-batches with micro-batches of "
+                f"{self.micro_batch or batch_size // self.mini_batches} completions. Choose mini_batches and micro_batch so that "
+                f"their product divides {batch_size}."
             )
         return self
 
@@ -344,8 +344,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_text = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"The recipe sets {' and '.join(kept_fields)}, so {field}: {changes[field]} would not have its full effect. Edit "
-                f"the recipe. Or add {reset_text} to the command, which removes {' and '.join(kept_fields)} from the recipe."
+                f"The recipe sets {' and '.join(kept_fields)}, so {field}: {changes[field]} would not have its full effect. "
+                f"Remove {' and '.join(kept_fields)} from the recipe file. Or add {reset_text} to the command."
             )
 
 
@@ -533,9 +533,8 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if import_paths and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{import_paths[0]}', because no rewards of the objective are recorded. "
-            "spanwise does not run code just because the recipe in a run folder names it. If you trust the code, name the recipe: "
-            "--recipe FILE."
+            f"Objective {position} needs the function '{import_paths[0]}'. spanwise does not run code just because the recipe in a "
+            "run folder names it. If you trust the code, name the recipe: --recipe FILE."
         )
     return Objective(**entry)
 

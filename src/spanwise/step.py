@@ -200,9 +200,9 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                 )
             if len(entry) != turn_count:
                 raise AlignmentError(
-                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {turn_count} turns. A turn is a run "
-                    "of sampled tokens. Give each turn one entry. Between two turns, the mask needs a token that the environment "
-                    f"wrote (mask 0). If '{TURNS}' is a column of the dataset, rename the column."
+                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {turn_count} turns. A turn is an "
+                    f"unbroken run of tokens with mask 1. Give each turn one entry. If '{TURNS}' is a column of the dataset, "
+                    "rename the column."
                 )
         turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
@@ -216,7 +216,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
         raise DataError(
             f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
-            f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
+            f"environment return '{TURNS}'. For each completion, '{TURNS}' is a list with one {{'anchor': STATE}} per turn."
         )
     anchors_or_none = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
     steps_with_anchors = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchors_or_none)
@@ -432,7 +432,7 @@ class Step:
             if self.zero_batches == 1:
                 objectives_text = ", ".join(repr(objective.name) for objective in self.scheme.objectives if objective.weight)
                 step_label = "" if number is None else f" at step {number}"
-                cause_text = "An earlier warning names an objective that has no rewards."
+                cause_text = "Parts of the layout are missing, or an objective has no rewards. See the earlier warning."
                 if not has_unscored_objective:
                     cause_text = "If credit/no_signal stays high, prompts are too easy or too hard, or a reward is constant."
                 zero_reason = f"No reward ({objectives_text}) of any completion differs from its baseline. {cause_text}"

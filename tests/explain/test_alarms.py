@@ -42,7 +42,7 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     comparison = compare_arms(runs, figures=["accuracy", "ece"])
     why = "most completions refuse to answer in 1 of 3 seeds, hardly any answer is right in 1 of 3 seeds"
     assert comparison.wrong == {("scalar", "accuracy"): why, ("scalar", "ece"): why}
-    assert comparison.warnings() == [f"scalar: {why}. Affected: accuracy, ece."]
+    assert comparison.warnings() == [f"scalar: {why}. Do not rely on these figures: accuracy, ece."]
     good, scalar = (line for line in comparison.markdown().splitlines() if line.startswith(("| good", "| scalar")))
     assert ("!" in good, scalar.count(" ! |")) == (False, 2)
     assert all(f"(scalar: {why})" in sentence for sentence in comparison.sentences())

@@ -36,8 +36,8 @@ def test_other_tags_than_the_layouts():
     assert list(warnings_of([PLAN, PLAN, []])) == ["tags"], "what follows from it is not said again"
     assert "2 malformed completions ended inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     most_of_one_length = [[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]]
-    assert "3 malformed completions have the largest length, 3 tokens, " in warnings_of(most_of_one_length)["tags"]
-    assert "2 malformed completions have the largest length, " in warnings_of([[4, 5], [5, 4]])["tags"]
+    assert "3 malformed completions with different texts are 3 tokens long, " in warnings_of(most_of_one_length)["tags"]
+    assert "2 malformed completions with different texts are " in warnings_of([[4, 5], [5, 4]])["tags"]
     for ids in ([[0, 4], PLAN, PLAN], [[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "cut off" not in warnings_of(ids)["tags"]
 

@@ -142,7 +142,7 @@ def test_fidelity():
     finding = f"In groups of 4, blended correlates best with Monte Carlo: {best}; next is outcome with {then}."
     assert fidelity_finding(rows, [pair]) == finding
     for pairs in ([pair | {"low": -0.01}], ()):  # without pairs their intervals overlap
-        assert fidelity_finding(rows, pairs).endswith(". The difference between these baselines is within the noise.")
+        assert fidelity_finding(rows, pairs).endswith(". The difference between blended and outcome is within the noise.")
     nothing = "In groups of 4, no baseline clearly correlates with the Monte Carlo advantages. "
     nothing += "The highest correlation is that of a: 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
@@ -203,7 +203,7 @@ def test_two_methods_are_compared_by_the_signs_of_their_blocks_and_one_that_give
         for a, b in ("ab", "ba"):
             assert f"{a} and {b} disagree on the sign of a block's credit {sentence}" in credit_finding(credit, a, b)
     finding = credit_finding({"a": {"x": torch.tensor([0.0, NAN])}}, "a", "a")
-    assert finding == "Alarm: nothing would be learned. a gives credit to 0 of 2 completions."
+    assert finding == "Alarm: nothing would be learned. The method a gives credit to 0 of 2 completions."
 
 
 def cards(html):
@@ -223,7 +223,10 @@ def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
         assert by_label[label][0] == "wrong"
         assert "⚠ most completions refuse to answer" in by_label[label][1]
     assert by_label["malformed rate"][0] == ""
-    assert "Most completions refuse to answer. Affected: accuracy, refusal rate, ECE, Brier score." in Page(html).text
+    assert (
+        "Most completions refuse to answer. Do not rely on these figures: accuracy, refusal rate, ECE, Brier score."
+        in Page(html).text
+    )
     assert '<p class="finding bad">Alarm: most completions refuse' in html
     # On own data nobody says what a refusal is: the interval is undefined, and no evaluation has the figure.
     good = {name: value for name, value in GOOD.items() if name != "refusal_rate"}
@@ -298,7 +301,10 @@ def test_a_collapsed_arm_is_marked_where_it_looks_best():
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
     assert all("⚠" in cell for cell in rows["scalar"])
     assert not any("⚠" in cell for cell in rows["blockwise"])
-    assert "scalar: most completions refuse to answer in 3 of 3 seeds. Affected: accuracy, ece, refusal_rate." in page.text
+    assert (
+        "scalar: most completions refuse to answer in 3 of 3 seeds. Do not rely on these figures: accuracy, ece, refusal_rate."
+        in page.text
+    )
     assert cards(html)["not beaten in ECE"][0] == "wrong"
     assert cards(html)["not beaten in accuracy"][0] == ""
     sentence = compare_finding(comparison)  # no arm wins by a figure that means nothing

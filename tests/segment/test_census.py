@@ -34,7 +34,7 @@ def test_a_tag_lacks_below_one_in_a_hundred():
 def test_the_sentence_says_what_is_there_instead():
     sentence = census(["<plan><code>", "<plan>"], ["answer", "plan", "confidence"]).sentence
     wanted = "<answer> is in 0 and <confidence> is in 0 of 2 completions."
-    assert sentence == f"{wanted} The completions do contain <plan> (in 2), <code> (in 1)."
+    assert sentence == f"{wanted} Instead, the completions contain <plan> (in 2), <code> (in 1)."
     assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions. No completion has tags."
     assert census(["<a>"], ["a"]).sentence == ""
 
@@ -45,7 +45,7 @@ TAGS = ["<Answer>", "<ANSWER>", "<ответ>", "<答案>", "<réponse>", "<answ
 @pytest.mark.parametrize(("tag", "named"), [*zip(TAGS, TAGS, strict=True), (f"<{'b' * 100_000}>", f"<{'b' * 40}>")])
 def test_a_tag_in_other_letters_is_named_in_few_characters(tag, named):
     sentence = census([f"{tag}4"] * 2, ["answer"]).sentence
-    assert sentence == f"<answer> is in 0 of 2 completions. The completions do contain {named} (in 2)."
+    assert sentence == f"<answer> is in 0 of 2 completions. Instead, the completions contain {named} (in 2)."
 
 
 def test_each_segmenter_of_a_layout_is_counted():

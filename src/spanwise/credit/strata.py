@@ -361,7 +361,7 @@ def compare_in_strata(
         if leave_one_out:
             advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     elif scale != "none":
-        raise RecipeError(f"Turns of trajectories are compared without a scale, but scale is '{scale}'; use scale='none'.")
+        raise RecipeError(f"In trajectories, credit is not divided by a scale, but scale is '{scale}'. Set scale='none'.")
     else:
         count_n, mean_n, advantage_n = _compare_rollouts(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
     uses_stand_in_n = ~stratum_moments.member_n & ~stand_in_n.isnan() & (count_n > 0)

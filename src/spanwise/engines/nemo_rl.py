@@ -34,7 +34,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite spanwise's advantages of all tokens in a message."),
     "loss_fn.use_kl_in_reward": (
         False,
-        "NeMo-RL would add the KL to its own reward, which spanwise does not use. Set reference_policy_kl_penalty instead.",
+        "NeMo-RL would add the KL to a reward that spanwise does not use. For the KL, set reference_policy_kl_penalty.",
     ),
     "data_plane.enabled": (False, "NeMo-RL would pass no token ids to spanwise, so spanwise could not find blocks."),
 }

@@ -19,36 +19,36 @@ OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this p
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "The usual cause is that LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and "
-    "laser.alpha). Or laser.reference was measured with another model or token."
+    "Equal scores usually mean that LaSeR has not yet trained the model to rate its answers (see laser.reasoning_warmup and "
+    "laser.alpha), or that laser.reference was measured with another model or token."
 )
 #: Evaluation figures with their alarms. If several alarms of a figure hold, the first gives the warning.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
-        "The usual cause is that a wrong answer costs more than no answer, for example if all rewards are summed. Credit answer "
+        "Refusals usually mean that a wrong answer costs more than no answer, for example if all rewards are summed. Credit answer "
         "and confidence separately (method: bae), or use a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("accuracy", Alarm("below", 0.05, "hardly any answer is right",
-        "The usual causes are that the prompts are too hard, or that the answer is read from the wrong tag or block.",
+        "Few right answers usually mean that the prompts are too hard, or that the answer is read from the wrong tag or block.",
         hollow=(*CALIBRATION, *_SCORED),
     )),
     ("verdict_rate", Alarm("below", 0.5, "most answers could not be judged",
-        "The usual cause is that gold answers are missing or unreadable. If checks time out, raise verifier: {deadline: ...}.",
+        "Answers without a verdict usually have no readable gold answer. If checks time out, raise verifier: {deadline: ...}.",
         hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("coverage", Alarm("below", 0.5, "few completions state a confidence",
-        "The usual causes are that a missing confidence costs nothing (then set if_missing), or that completions are cut off.",
+        "Missing confidences usually mean that they cost nothing (then set if_missing), or that completions are cut off.",
         hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
-        "The usual causes are that the confidence gets only the answer's credit, or that a group's completions are all alike.",
+        "Equal confidences usually mean that they get only the answer's credit, or that a group's completions are all alike.",
         hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
-        "The usual causes are that no reward (such as `format`) pays for tags, or that the token limit cuts completions off.",
+        "Malformed completions usually mean that no reward (such as `format`) pays for tags, or that the token limit is too low.",
     )),
     (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, because the others were cut off",
-        "The usual cause is that the token limit of a completion is too low for this policy.", hollow=_SCORED,
+        "Cut-off completions usually mean that the token limit is too low for the policy. Raise the token limit.", hollow=_SCORED,
     )),
     (f"{OF_SCORE}mean_confidence", Alarm("at most", 0.0, "every score is 0, after clipping", _OUT_OF_REACH, hollow=_SCORED)),
     (f"{OF_SCORE}mean_confidence", Alarm("at least", 1.0, "every score is 1, after clipping", _OUT_OF_REACH, hollow=_SCORED)),

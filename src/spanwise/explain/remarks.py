@@ -51,7 +51,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         >>> batch = Batch.jagged([[3, 1], [3, 1]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
         >>> print(setup_warnings(read(batch, scheme, vocabulary), scheme)["tags"])
-        <answer> is in 0 of 2 completions. The completions do contain <plan> (in 2). The layout asks for <answer>...
+        <answer> is in 0 of 2 completions. Instead, the completions contain <plan> (in 2). The layout in use...
     """
     return _setup_warnings(reading, reading, scheme)
 
@@ -114,9 +114,9 @@ class Watch:
             if is_lost_s.any() and (objective.scope or self.scheme.default_scope) == "rollout":
                 turn_warnings[f"turns/{objective.name}"] = (
                     f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, an earlier turn has a "
-                    f"higher reward '{objective.name}' than the last turn with a reward '{objective.name}'. Only the last turn's "
-                    "reward counts for the rollout. To pay each turn its own reward, set scope: turn. To score the whole "
-                    "conversation, write a reward function of 'completions'."
+                    f"higher reward '{objective.name}' than the turn that counts. Only the last turn with a reward counts for a "
+                    "rollout. To pay each turn its own reward, set scope: turn. To score the whole conversation, write a reward "
+                    "function of 'completions'."
                 )
         return self._take_new(turn_warnings)
 
@@ -150,7 +150,7 @@ def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> s
             f"{cut_sentence} If these completions were cut off, raise the token limit of a completion (max_completion_length, in "
             f"verl data.max_response_length), or ask for shorter completions. If not, ask for {tags_text} in the prompt."
         )
-    layout_sentence = f"The layout asks for {part_counts.lacking_text}. No reward can read a missing part."
+    layout_sentence = f"The layout in use contains {part_counts.lacking_text}. Rewards cannot read missing parts."
     return f"{part_counts.sentence} {layout_sentence} {advice_text}"
 
 
@@ -169,7 +169,7 @@ def cut_off(
     distinct_text_count = len({text_of(row) for row in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
     longest_sentence = (
-        f"{longest_count} malformed completions have the largest length, {largest_length} tokens, but different texts."
+        f"{longest_count} malformed completions with different texts are {largest_length} tokens long, the largest length."
     )
     unclosed_sentence = f"{unclosed_count} malformed completions ended inside a part (such as a tag) that they left open."
     return max((unclosed_count, unclosed_sentence), (longest_count, longest_sentence))
@@ -208,14 +208,14 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     min_reward, max_reward = min(ignored_rewards.values()), max(ignored_rewards.values())
     rewards_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
-    omission_text = "A completion without the block gets no reward and loses nothing."
-    if if_missing is not None:
-        omission_text = f"A completion without the block gets {if_missing:g} (if_missing) instead."
-    remedy = "To use the ignored rewards, let the objective's 'pays' name a block that every completion has."
+    blocks_text = " and ".join(objective.pays)
+    omission_reward = "no reward and loses nothing" if if_missing is None else f"the reward {if_missing:g} (if_missing)"
+    omission_text = f"Without {blocks_text}, a completion gets {omission_reward}."
+    remedy = f"To use rewards of completions without {blocks_text}, let 'pays' name a block that every completion has."
     if min_reward == max_reward:
         remedy = f"To give completions without the block a reward of {min_reward:g}, set if_missing={min_reward:g}."
     return (
-        f"{len(ignored_rewards)} of {len(reading)} completions have no block {' and '.join(objective.pays)}, but have a reward of "
+        f"{len(ignored_rewards)} of {len(reading)} completions have no block {blocks_text}, but have a reward of "
         f"objective '{objective.name}': {rewards_text} ({source_text}). The first of these completions is completion {first_row}. "
         f"spanwise ignores rewards of completions without the block. {omission_text} {remedy}"
     )
@@ -248,7 +248,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
     counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in count_of_clause.items() if count]
     if not counted_clauses:
         return ""
-    return f"{' and '.join(counted_clauses)}. Objective '{objective.name}' has no reward for them (if_missing). {_DRIFT}"
+    return f"{' and '.join(counted_clauses)}. Without if_missing, they get no reward '{objective.name}'. {_DRIFT}"
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:

@@ -140,7 +140,8 @@ def train_report(
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(
-                f"{reason[:1].upper()}{reason[1:]}. Affected: {', '.join(map(figure_name, names))}. {CAUSES[reason]}"
+                f"{reason[:1].upper()}{reason[1:]}. Do not rely on these figures: {', '.join(map(figure_name, names))}. "
+                f"{CAUSES[reason]}"
                 for reason, names in by_sentence(alarm_of_figure).items()
             ),
             *batch_alarms(batch_lines),

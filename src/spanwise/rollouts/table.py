@@ -364,7 +364,8 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 tokens_per_text.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
         token_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
-        token_note += f" The tokenizer changes {changed_count} of {len(tokens_per_text)} texts." if changed_count else ""
+        if changed_count:
+            token_note += f" Encoding changes {changed_count} of {len(tokens_per_text)} texts. Check the tokenizer."
     text_token_edges = np.cumsum([0, *tokens_per_text])
     completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
     is_trainable = np.broadcast_to(np.True_, completion_edges[-1])  # to save memory, one stored True stands for every token

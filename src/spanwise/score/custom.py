@@ -71,7 +71,7 @@ def named_errors(subject: str, size: int, advice: str, call: partial[Any] | None
         except SpanwiseError:
             raise
         except (Exception, SystemExit) as error:  # sys.exit() in a reward function must not end the run
-            none_hint = " If a completion lacks a block or a tag, its text is None." if "'NoneType'" in f"{error}" else ""
+            none_hint = " None stands for a block or a tag that a completion lacks." if "'NoneType'" in f"{error}" else ""
             raise RewardError(
                 f"{subject} raised {type(error).__name__}: {error}. {advice}{none_hint}{place_of(error)}"
             ) from error

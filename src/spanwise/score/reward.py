@@ -69,8 +69,8 @@ class Reward(ByCompletion):
             n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
                 f"The reward of completion {n} is {float(self.value_n[n])}, but its status is "
-                f"{Status(int(self.status_n[n])).name}. Only a reward with the status OK or BROKE is a number, and this number "
-                "must be finite. Return a finite number, or None for no reward."
+                f"{Status(int(self.status_n[n])).name}. With the status OK or BROKE (the completion broke its check), a reward is "
+                "a finite number. Otherwise it is NaN. Return a finite number, or None for no reward."
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:

@@ -149,8 +149,8 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
     subject = f"The reward of objective '{objective.name}'"
     possible_faults = {
         f"{subject} returned {value_count} numbers for {size} completions. Return one number for each.": value_count != size,
-        f"{subject} returned {cost_nc.shape[1]} measured numbers for each completion, but is registered with {cost_count} names. "
-        "Register measures=[NAME, ...], one per number, or return no measured numbers.": cost_nc.shape[1] != cost_count,
+        f"{subject} returned {cost_nc.shape[1]} measured costs for each completion, but names {cost_count} costs. Name each cost "
+        "in register(..., measures=[NAME, ...]), or return no costs.": cost_nc.shape[1] != cost_count,
     }
     refuse(possible_faults, RewardError)
     is_paid_n = torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
@@ -359,7 +359,7 @@ def _check_given(objective: Objective, earlier: Collection[str]) -> None:
 
 def _check_earlier(objective: Objective, name: str, earlier: Collection[str], *, need: str | None = None) -> None:
     if name not in earlier:
-        functions_text = "" if need else f" Or use an outcome function: {', '.join(sorted(OUTCOMES))}, or 'module:function'."
+        functions_text = "" if need else f" Outcome functions are {', '.join(sorted(OUTCOMES))} and 'module:function'."
         need = need or "as an outcome"
         raise RecipeError(
             f"Objective '{objective.name}' needs '{name}' {need}, but no earlier objective has this name. Earlier objectives: "
@@ -393,9 +393,9 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
         block_tags = [key for block in blocks for key in layout.keys[block]]
         if tag and tag not in block_tags:
             raise RecipeError(
-                f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(sorted({*map(any_index, blocks)}))}, "
-                f"which has {', '.join(dict.fromkeys(map(any_index, block_tags))) or 'no tags'}. Add this tag to the "
-                "layout, or set the option 'tag'."
+                f"Objective '{objective.name}' finds no tag '{tag}' in {' or '.join(sorted({*map(any_index, blocks)}))}. The tags "
+                f"there are: {', '.join(dict.fromkeys(map(any_index, block_tags))) or 'none'}. Add the tag '{tag}' to "
+                "the layout, or set the option 'tag'."
             )
     for tag in (options["tags"] or ()) if objective.reward == "format" else ():
         check_known("tag of the layout", tag, layout.tags)

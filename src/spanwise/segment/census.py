@@ -45,7 +45,7 @@ class Census:
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
             return (
-                f"{marks_with_counts} of {self.size} completions. The completions do contain "
+                f"{marks_with_counts} of {self.size} completions. Instead, the completions contain "
                 f"{', '.join(counted_marks[:6])}{more_text}."
             )
         finding = "No completion has tags" if self.segmenter == "tags" else f"The segmenter {self.segmenter} finds nothing"
@@ -72,7 +72,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         >>> dict(tag_census.wanted), dict(tag_census.others), tag_census.lacking
         ({'answer': 2, 'confidence': 0}, {'plan': 1}, ('confidence',))
         >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
-        "'price' is in 0 of 8 completions. The completions do contain 'cost' (in 8)."
+        "'price' is in 0 of 8 completions. Instead, the completions contain 'cost' (in 8)."
     """
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says

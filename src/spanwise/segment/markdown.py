@@ -259,7 +259,7 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     if not types_of_kind:
         kind_names = [name for name, kind_types in _KINDS.items() if node_types.intersection(kind_types)]
         kind_names += ["statement", "docstring"] if language == "python" else ["statement"]
-        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} Other kinds: {', '.join(kind_names)}.")
+        raise LayoutError(f"{unknown(f'{language} element', kind, node_types)} Also known: {', '.join(kind_names)}.")
     may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:

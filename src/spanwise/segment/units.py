@@ -179,8 +179,8 @@ def _single_mark(parts: Sequence[Part]) -> str:
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
-            f"The layout cuts the same tokens twice, by '{parts[0].mark}' and by '{other_mark}'. Remove one of the two marks. Give "
-            "the other mark to a block called 'name[*]'."
+            f"The layout cuts the same tokens twice, by '{parts[0].mark}' and by '{other_mark}'. Keep one of the two marks, in "
+            "a block called 'name[*]'."
         )
     return parts[0].mark
 

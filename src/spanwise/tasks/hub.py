@@ -349,7 +349,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
                 f"The dataset '{dataset}' has a column '{name}', but a recipe trains on text alone. Remove the column. Or write a "
                 "script with SpanGRPOTrainer, which can train with images."
             )
-    question_advice = " For a column of whole prompts, write --set prompt_column=NAME."
+    question_advice = " If a column holds prompts in place of questions, write --set prompt_column=NAME."
     option_and_advice = ("prompt_column", "") if columns.whole else ("question_column", question_advice)
     needed_columns = [(columns.prompt, *option_and_advice)]
     if columns.answer is not None:

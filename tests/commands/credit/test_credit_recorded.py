@@ -115,7 +115,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
         torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
     by_arm, size = sampled(result, 3)
     np.testing.assert_allclose(by_arm["recorded"], [-0.75 / size] * size, rtol=1e-6)
-    assert "shows the numbers that the trainer wrote: the file's 'advantage'. Each number is spread over the" in result.note
+    assert "is the trainer's own credit, read from the file's 'advantage'. Each number is spread over the" in result.note
 
 
 def test_credit_of_blocks_stays_in_its_blocks(tmp_path):

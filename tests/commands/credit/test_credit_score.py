@@ -70,13 +70,15 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     path = file(tmp_path, [1.4, 0.2, -0.3, None])
     credit(path, output=tmp_path / "out", recipe=recipe(tmp_path), methods=["recipe"], console=console)
     figures = "ECE 0.067, Brier 0.013, AUROC 1.000"  # .2/3, .04/3
-    text = f"3 completions have a score (75 %). Compared with the reward 'correct', the score has {figures}."
+    text = f"3 completions have a score (75 %). The scores predict the reward 'correct' with {figures}."
     assert text in console.file.getvalue()
     score = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
     assert (score["completions"], score["coverage"], score["verdict"]) == (3, 0.75, "correct")
     assert score["ece"] == pytest.approx(0.2 / 3)
     html = (tmp_path / "out" / "report.html").read_text()
-    assert all(said in Page(html).text for said in (text, "3 of 4 completions have a score and could be judged."))
+    assert all(
+        said in Page(html).text for said in (text, "3 of 4 completions have a score, and are known to be right or wrong.")
+    )
     assert data_of(html)["scores"] == [
         "says of itself 1.00 (1.4, clipped)", "says of itself 0.20", "says of itself 0.00 (-0.3, clipped)",
         "no self-rewarding score, because the completion was cut off",

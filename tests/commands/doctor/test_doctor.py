@@ -89,7 +89,7 @@ def test_sentences_on_a_verl():
         ({"switch": "none"}, 0, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
         ({"estimators": []}, 0, "verl's registry still lacks the estimator spanwise"),
         ({"faults": {"trainer": "AttributeError: y"}}, 0, "could not attach its part 'trainer' to verl: AttributeError: y"),
-        ({}, 1, "V1 (trainer.use_v1: true). Credit by block works in verl's V0, and in these modes of V1: sync."),
+        ({}, 1, "V1 (trainer.use_v1: true). Credit by block works in V0, and in V1 with trainer_mode=sync."),
         ({"use_v1": False}, 1, "uses V0"),
         ({"modes": [], "v1": "no queue"}, 1, "cannot be imported: no queue"),
     ):

@@ -86,7 +86,7 @@ def test_a_plug_in_that_verl_swallows_is_heard_and_without_it_nothing_is_wrong(t
     assert whole.returncode == 0, whole.stdout
     assert "not whole" not in whole.stdout
     assert "verl's registry has the estimator spanwise" in whole.stdout
-    modes = "main_ppo uses V1 (trainer.use_v1: true). Credit by block works in verl's V0, and in these modes of V1: "
+    modes = "main_ppo uses V1 (trainer.use_v1: true). Credit by block works in V0, and in V1 with trainer_mode="
     assert modes in whole.stdout
 
 

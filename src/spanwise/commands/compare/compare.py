@@ -300,8 +300,8 @@ def plan_runs(
         for field in ("method", "baseline"):
             if field in arm_choices and choices.get(field, arm_choices[field]) != arm_choices[field]:
                 raise RecipeError(
-                    f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
-                    f"Remove --set {field}, or add {choices[field]} as another arm."
+                    f"You compare '{name}' with the {field} {arm_choices[field]}, but --set {field}={choices[field]} would replace "
+                    f"the {field}. Remove --set {field}. Or add {choices[field]} to the names that you compare."
                 )
     # --set overrides the fields of an arm, and an arm overrides the recipe file.
     fields_in_file = set() if shared is None else load(shared).model_fields_set

@@ -246,7 +246,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
             figures_text = ", ".join(f"{label} {short(fields[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
-            score_sentence = f"{score_sentence}. Compared with the reward '{judge_name}', the score has {figures_text}"
+            score_sentence = f"{score_sentence}. The scores predict the reward '{judge_name}' with {figures_text}"
     if not is_judged:
         return fields, f"{score_sentence}. The file does not say which completions are right."
     return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
@@ -490,7 +490,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         if recorded_numbers.shares
         else f"Each number is spread over the tokens of its {spread_unit}"
     )
-    recorded_note = f"'{RECORDED}' shows the numbers that the trainer wrote: {recorded_numbers.says}. {spread_text}."
+    recorded_note = f"'{RECORDED}' is the trainer's own credit, read from {recorded_numbers.says}. {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
 

@@ -111,9 +111,8 @@ def choose_arms(
     notes = [blocks.note, *left_out_notes]
     if table.source == "TRL" and len(summed_rewards) > 1 and any(x.names == summed_rewards for x in schemes.values()):
         notes.append(
-            "TRL's table does not say which columns are rewards. So spanwise also counts a number that a function wrote with "
-            "log_extra as a reward. To choose the rewards, give --pay BLOCK=COLUMN. To choose one reward, give --reward "
-            "correct=COLUMN."
+            "TRL's table does not tell rewards from numbers that a function logs with log_extra. So spanwise uses both as rewards. "
+            "To choose the rewards, give --pay BLOCK=COLUMN. To choose one reward, give --reward correct=COLUMN."
         )
     if schemes and texts:
         default_required_methods = [own_method_name] if must_fit else []
@@ -170,7 +169,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)
-            advice = f" Or use a reward that the file has ({recorded_rewards_text}), for example {reward_option}."
+            advice = f" You can also use a reward of the file ({recorded_rewards_text}). For example, add {reward_option}."
             another_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
             columns_hint = " If another column has the answers, give --columns answer=NAME." if another_may_fit else ""
             raise DataError(
@@ -338,7 +337,7 @@ def _drop_tagless(
     tag_counts = [count for count in census_by_sentence.values() if count.lacking]
     if not tag_counts:
         return []
-    tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
+    tag_notes = [f"{count.sentence} The layout in use contains {count.lacking_text}." for count in tag_counts]
     # If no completion has a reward's tag, the reward would count all of them as wrong.
     missing_tags_by_method: dict[str, list[str]] = {}
     missing_sentences: list[str] = []

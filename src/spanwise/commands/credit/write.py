@@ -32,10 +32,10 @@ AT_A_TIME = 1_000_000
 #: Maps file formats to functions that copy a file with advantages.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "'Exactly 0' is the share of completions whose block gets no credit. Completions without the block do not count.\n"
+    "'Exactly 0' is the share of completions whose block gets no credit, among completions that have the block.\n"
     "'No signal' is the share of completions in which no token gets credit.\n"
-    "'Dead strata' is the share of strata in which no completion gets credit. A stratum is a set of compared completions.\n"
-    "'Stop' is the credit of a completion's last token. Only a completion without any rewarded block has this credit."
+    "'Dead strata' is the share of strata (sets of compared completions) in which no completion gets credit.\n"
+    "'Stop' is the credit of the last token in completions without any rewarded block."
 )
 
 
@@ -70,8 +70,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
             not in _WRITERS,
             f"--write needs the token ids of every completion in '{table.path}', and the policy's tokenizer. Give the "
             "tokenizer's folder with --tokenizer.": not table.has_ids,
-            f"'{table.path}' holds no number of the trainer for {unknown_count} of {len(table)} completions, so '{method}' cannot "
-            "be written. Give another method with --write.": unknown_count > 0,
+            f"In '{table.path}', the trainer recorded no advantage or reward for {unknown_count} of {len(table)} completions. So "
+            f"--write cannot write '{method}'. Give another method with --write.": unknown_count > 0,
             f"--write would overwrite '{table.path}' itself; give another --output.": any(
                 (folder / file.name).resolve() == file.resolve() for file in rollout_files(table.path)
             ),

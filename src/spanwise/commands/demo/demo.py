@@ -63,7 +63,7 @@ def run_demo(
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
     for field in choices.keys() & set(demo.fixed):
-        raise RecipeError(f"The demo itself sets the {field} of its arms. Remove --set {field}.")
+        raise RecipeError(f"The demo chooses the {field} of each run itself. Remove --set {field}.")
     folder = new_folder(demo.name) if output is None else Path(output)
     check_no_run(folder)
     has_many_seeds = len(seeds) > 1

@@ -133,7 +133,7 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     trainer_note = f"main_ppo uses {titles[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if mode_names:
-        return f"{trainer_note}. Credit by block works in verl's V0, and in these modes of V1: {', '.join(mode_names)}."
+        return f"{trainer_note}. Credit by block works in V0, and in V1 with trainer_mode={' or '.join(mode_names)}."
     return f"{trainer_note}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer_note}."
 
 

@@ -29,7 +29,7 @@ def show_methods(name: str | None = None) -> None:
         scheme = scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32)
         recipe_text = yaml.safe_dump(scheme.plain(), sort_keys=False)
         if not isinstance(scheme.per, str):
-            needs_text += "Below, `per` is the token limit of the example task digits. Your run uses its own limit. "
+            needs_text += "In the recipe, `per` is the token limit of the example task digits. Your run uses its own limit. "
     say(
         console,
         f"# {method_entry.summary}",

@@ -39,8 +39,8 @@ def command(
     console.print(
         f"{reference['completions']} of {prompts * samples} completions were not cut off. After the end of these completions, the "
         f"token '{reference['token']}' has the log-probability {reference['mean']:.4g} +- {reference['std']:.2g} (mean +- standard "
-        f"deviation). The log-probability was computed at the temperature {reference['temperature']:g} and multiplied by "
-        f"{reference['temperature']:g}. Write in the recipe:\n"
+        f"deviation). spanwise computed the log-probability at the temperature {reference['temperature']:g}. As in LaSeR's code, "
+        f"the result is multiplied by {reference['temperature']:g}. Write in the recipe:\n"
         f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

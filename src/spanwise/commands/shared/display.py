@@ -44,8 +44,8 @@ def figure_table(
             yield Text(f"! {run_prefix}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in figure_names):
         yield Text(
-            "The laser figures use the model's rating of its answer, clipped to 0 to 1. The rating is computed from the "
-            "probability of a token after the completion."
+            "The figures named 'laser' show how well the model rates its own answers. A rating is computed from the probability "
+            "of a token after the completion, and clipped to the range 0 to 1."
         )
 
 

@@ -66,8 +66,10 @@ def train(
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         hidden_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
-            raise RecipeError(f"{hidden_note} A reward needs its secret. Set objectives again, with the real secret.")
-        say(console, f"{hidden_note} TRL trains without secrets. If TRL needs one, set it in `trainer` again, or log in.")
+            raise RecipeError(f"{hidden_note} Rewards need the real secrets. Write the secrets into 'objectives'.")
+        say(
+            console, f"{hidden_note} Training starts without secrets. If TRL needs a secret, set it in 'trainer', or log in."
+        )
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()
@@ -201,8 +203,8 @@ def check_recipe(recipe: Recipe) -> None:
     if mini_batch_size % (process_count * (recipe.micro_batch or 1)):
         raise RecipeError(
             f"{process_count} processes with micro-batches of {recipe.micro_batch or 1} cannot share the {mini_batch_size} "
-            "completions of a mini-batch equally. Change the number of processes, or set other prompts, mini_batches or "
-            "micro_batch in the recipe."
+            "completions of a mini-batch equally. Change the number of processes. Or change 'prompts', 'mini_batches' or "
+            "'micro_batch' in the recipe."
         )
 
 

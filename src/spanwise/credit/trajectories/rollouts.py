@@ -92,8 +92,8 @@ class Timeline:
             bad_row = bad_entry[0]
             group_ids = list_ids(group_s)
             raise AlignmentError(
-                f"Trajectory {self.names[bad_row]!r} has rows of prompt {group_ids[bad_row]!r} and of prompt "
-                f"{group_ids[int(last_row_s[bad_row])]!r}; give the trajectories of different prompts different ids."
+                f"The trajectory id {self.names[bad_row]!r} occurs with prompt {group_ids[bad_row]!r} and with prompt "
+                f"{group_ids[int(last_row_s[bad_row])]!r}. A trajectory has only one prompt. Give each trajectory its own id."
             )
         return group_index_s[self.last_j]
 

@@ -48,7 +48,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
     "trainer.algorithm.use_kl_in_reward": (
         False,
-        "SkyRL would add the KL to its own reward, which spanwise does not use. Set use_kl_loss=true instead.",
+        "SkyRL would add the KL to a reward that spanwise does not use. For the KL, set use_kl_loss=true.",
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")

@@ -71,7 +71,7 @@ class SpanGRPOConfig(GRPOConfig):
     """
 
     loss_type: str = _option(
-        "dr_grpo", "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo, luspo, vespo, dppo_tv or dppo_kl."
+        "dr_grpo", "The policy loss is dr_grpo, grpo, bnpo, dapo, cispo, sapo, luspo, vespo, dppo_tv or dppo_kl."
     )
     importance_sampling_level: str = _option(
         "token",
@@ -352,13 +352,13 @@ def warn_reopened(ids_nt: Any, mask_nt: Any, layout: Layout, tokenizer: Any) -> 
     }
     if not reopened_rows:
         return ""
-    advice = f"End tool output without {opening_tags[0]}, or set scope: turn."
+    advice = f"Change the environment so that no tool output ends with {opening_tags[0]}, or set scope: turn."
     if opening_tags[0] == "<think>":
-        advice = "Use channels:reasoning in the layout, with prefilled='reasoning'. Then each turn starts in the reasoning."
+        advice = "To start each turn with reasoning, use channels:reasoning in the layout, with prefilled='reasoning'."
     return (
-        f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. But "
-        f"the segmenter '{segmenter_name}' applies 'prefilled' only to the start of a completion, not to the text after tool "
-        f"output. {advice}"
+        f"In {len(reopened_rows)} of {len(mask_nt)} completions, tool output ends with {opening_tags[0]}, as the prompt does. The "
+        f"segmenter '{segmenter_name}' counts the tag at the end of the prompt ('prefilled'), but not at the end of tool output. "
+        f"{advice}"
     )
 
 

@@ -32,7 +32,7 @@ _FILTER = "algorithm.filter_groups"
 ANY_REWARD = "any_reward"
 #: The options in `algorithm.spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-_ADD = "Add {reward: environment, pays: [...]} to the recipe's objectives. Or remove the reward function or manager."
+_ADD = "Add {reward: environment, pays: [...]} to the recipe's objectives, or remove verl's reward function or manager."
 #: Maps verl options to pairs: the option's required value, and a sentence that gives the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
@@ -144,8 +144,8 @@ def _replace_loss_mode(config: Any) -> str | None:
         if critic_loss_mode is not None:  # keep the critic's loss_agg_mode, which by default follows the actor's
             config.critic.loss_agg_mode = critic_loss_mode
     divisor_reason = "With token-mean, each mini-batch would divide its loss by a different number of tokens."
-    change_reason = f"With the loss 'sapo', spanwise needs {MODES[0]}." if uses_sapo_loss else divisor_reason
-    kl_note = f" KL and entropy terms use {MODES[0]}, too." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
+    change_reason = f"With spanwise, the loss 'sapo' needs {MODES[0]}." if uses_sapo_loss else divisor_reason
+    kl_note = " The KL and entropy terms change." if actor_config.use_kl_loss or actor_config.entropy_coeff else ""
     return (
         f"spanwise changes loss_agg_mode from token-mean to {MODES[0]}. {change_reason} The policy loss stays the "
         f"same.{kl_note}"

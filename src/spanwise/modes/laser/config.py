@@ -172,9 +172,12 @@ class Laser(Mode):
 
     def check_steps(self, steps: int) -> None:
         """Refuse a warm-up that lasts the whole run. Laser's loss, or the mixing of its score, would never start."""
+        mix_remedy = (
+            "To mix the score in earlier, lower laser.self_rewarding_warmup. To leave the score out, set laser.mix: 0."
+        )
         for delay, effect, remedy in (
             (self.reasoning_warmup, "Laser's loss would begin", "Lower laser.reasoning_warmup."),
-            (self.first_mix, "Laser's score would be mixed in", "Lower laser.self_rewarding_warmup, or set laser.mix: 0."),
+            (self.first_mix, "Laser's score would be mixed in", mix_remedy),
         ):
             if delay is not None and delay >= steps:
                 raise RecipeError(f"{effect} after {delay} generation batches, but the run has only {steps}. {remedy}")

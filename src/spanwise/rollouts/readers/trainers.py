@@ -115,8 +115,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     trace_count = int(is_first_branch_n.sum())
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
-        f"{branched_count} of {trace_count} traces have several branches. Each branch is one row. Tokens that an earlier branch "
-        "already has count as prompt in later branches. A baseline's mean counts all branches of a trace as one completion."
+        f"{branched_count} of {trace_count} traces have several branches. Each branch is one row. If branches share tokens, "
+        "only the first branch trains them. A baseline's mean counts all branches of a trace as one completion."
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
@@ -161,8 +161,9 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
     if not error_counts:
         return ""
     commonest_error, error_count = error_counts.most_common(1)[0]
-    cause_text = f" {error_count} of these episodes failed with {commonest_error}." if commonest_error else ""
-    return f"{error_counts.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause_text}"
+    failed_count = error_counts.total()
+    cause_text = f" {error_count} of the {failed_count} episodes failed with {commonest_error}." if commonest_error else ""
+    return f"{failed_count} of {len(errors)} episodes hold no message that a trained model sampled.{cause_text}"
 
 
 def _first_error(record: Mapping[str, Any]) -> str:
