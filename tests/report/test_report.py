@@ -129,7 +129,7 @@ def test_fidelity_figures():
     points, token = ["0.100", "0.100", "0.101"], ["SAE", "0.438", "0.375", "0.500"]
     for row in (["4", "0.500 [0.438, 0.562]", "0.812 [0.750, 0.875]"], points, token):
         assert row in page.cells
-    assert "standard error of at most 0.0040" in page.text
+    assert "A simulated confidence has a standard error of up to 0.0040" in page.text
     assert "64 completions of 8 prompts; 512 re-rolls of 16 distinct prefixes." in page.text
 
 

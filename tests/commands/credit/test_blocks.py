@@ -98,7 +98,7 @@ def test_a_layout_of_one_block_without_tags_is_not_replaced_by_the_tasks_blocks(
     file = write_lines(tmp_path / "b.jsonl", rows)
     result = credit_rollouts(file, methods=["grpo"], overrides={"layout": {"all": []}})
     assert result.arms.schemes["grpo"].layout.names == ("all",)
-    with pytest.raises(RecipeError, match="'confidence' in all, which has no tags"):
+    with pytest.raises(RecipeError, match=r"no tag 'confidence' in all\. The tags there are: none\."):
         credit_rollouts(file, methods=["bae"], overrides={"layout": {"all": []}})
 
 

@@ -79,7 +79,7 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without
     figures = summarise_credit(recorded.by_block["final"])
     assert (figures["completions"], figures["mean_abs"]) == (3, pytest.approx((0.5 + 0.7 + 1.2) / 3))
     without = credit_rollouts(WRITTEN / "verifiers_stream")
-    assert "the trainer wrote: the mean of the file's 'advantages' in each completion" in without.note
+    assert "is the trainer's own credit, read from the mean of the file's 'advantages' in each completion" in without.note
     by_arm, size = sampled(without, 0)
     np.testing.assert_allclose(by_arm["recorded"], 0.35 / size, rtol=1e-6)
 
