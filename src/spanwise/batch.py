@@ -80,14 +80,14 @@ class Batch:
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
         n_rows = len(self.group_n)
         ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
-        for name, dims in {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}.items():
+        for name, ndim in {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}.items():
             field_tensor = getattr(self, name)
             if field_tensor is None:
                 continue
-            needed_shape = ids_shape if dims == 2 else None
+            needed_shape = ids_shape if ndim == 2 else None
             # A critic may predict a value per objective.
-            max_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims
-            has_fitting_shape = dims <= field_tensor.dim() <= max_dims and len(field_tensor) == n_rows
+            max_ndim = ndim + 1 if name in ("value_nt", "bootstrap_n") else ndim
+            has_fitting_shape = ndim <= field_tensor.dim() <= max_ndim and len(field_tensor) == n_rows
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_note = "" if needed_shape is None else f" The token ids have the shape {needed_shape}."
                 raise AlignmentError(
@@ -167,8 +167,8 @@ def by_turn(
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give each a state.")
     turn_bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
-        true_for_last_turn = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
-        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], true_for_last_turn])
+        last_turn_flag = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
+        is_last_turn_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], last_turn_flag])
         turn_bootstrap_s = batch.bootstrap_n[turns.row_s]
         turn_bootstrap_s[~is_last_turn_s] = 0.0
     return Batch(

@@ -52,15 +52,15 @@ class CreditedBatch:
             names, baselines = [*names, " + ".join(names)], [*baselines, None]
             weight_m = weights(objectives, reward_nm)
             reward_nm, peer_reward_nm = (
-                torch.cat([value_nm, weighted(value_nm, weight_m).sum(dim=1, keepdim=True)], dim=1)
-                for value_nm in (reward_nm, peer_reward_nm)
+                torch.cat([compared_reward_nm, weighted(compared_reward_nm, weight_m).sum(dim=1, keepdim=True)], dim=1)
+                for compared_reward_nm in (reward_nm, peer_reward_nm)
             )
         agreement_by_comparison = {}
         for m, (name, baseline) in enumerate(zip(names, baselines, strict=True)):
             if baseline != "none":
-                compared_n = torch.zeros_like(group_n) if baseline == "batch" else group_n
-                is_unanimous_g = moments(reward_nm[:, m].cpu(), compared_n).square_s == 0
-                agreement_by_comparison[name] = is_unanimous_g, moments(peer_reward_nm[:, m].cpu(), compared_n).count_s > 1
+                peer_group_n = torch.zeros_like(group_n) if baseline == "batch" else group_n
+                is_unanimous_g = moments(reward_nm[:, m].cpu(), peer_group_n).square_s == 0
+                agreement_by_comparison[name] = is_unanimous_g, moments(peer_reward_nm[:, m].cpu(), peer_group_n).count_s > 1
         return agreement_by_comparison
 
 
@@ -88,7 +88,7 @@ def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """For each compared reward, return the share of groups with equal rewards; groups of one reward do not count."""
-    return {name: float(equal_g[compared_g].double().mean()) for name, (equal_g, compared_g) in batch.agreement.items()}
+    return {name: float(is_same_g[has_peer_g].double().mean()) for name, (is_same_g, has_peer_g) in batch.agreement.items()}
 
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
@@ -127,17 +127,17 @@ def dead_strata(
     # With a critic, rewards are compared with values, so there are no compared sets.
     if scheme.value_names or credit.adv_nm is None or credit.comparison is None:
         return {}
-    column_by_name = {" + ".join(scheme.names): 0}
+    index_by_name = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
-        column_by_name = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
+        index_by_name = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
     stratum_nm = credit.comparison.stratum_nm if group_n is None else group_n[:, None]
     strata_counts = {}
-    for name, m in column_by_name.items():
+    for name, m in index_by_name.items():
         stratum_n = stratum_nm[:, m]
         is_in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[is_in_stratum_n].unique())
-        count_with_credit = len(stratum_n[is_in_stratum_n & (credit.adv_nm[:, m] != 0)].unique())
-        strata_counts[name] = stratum_count, stratum_count - count_with_credit
+        credited_stratum_count = len(stratum_n[is_in_stratum_n & (credit.adv_nm[:, m] != 0)].unique())
+        strata_counts[name] = stratum_count, stratum_count - credited_stratum_count
     return strata_counts
 
 

@@ -32,8 +32,8 @@ def refusal(error: BaseException) -> str | None:
         current_cause = current_cause.__cause__ or current_cause.__context__
     for cause in causes:
         os_error_match = re.search(r"\(os error (\d+)\)", str(cause))
-        number_in_text = int(os_error_match[1]) if os_error_match else None
-        error_number = cause.errno if isinstance(cause, OSError) else number_in_text
+        parsed_error_number = int(os_error_match[1]) if os_error_match else None
+        error_number = cause.errno if isinstance(cause, OSError) else parsed_error_number
         if error_number in (*_NO_ROOM, errno.EROFS):
             return os.strerror(error_number)
     runtime_error_texts = [str(cause) for cause in causes if isinstance(cause, RuntimeError)]
@@ -43,11 +43,11 @@ def refusal(error: BaseException) -> str | None:
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """Build the error message for a file or folder that cannot be written."""
-    system_reason = refusal(error)
+    refusal_reason = refusal(error)
     place_name = f"'{place}'" if what is None else what
-    failure_reason = system_reason or getattr(error, "strerror", None) or error
+    failure_reason = refusal_reason or getattr(error, "strerror", None) or error
     error_sentence = f"{place_name} cannot be written: {failure_reason}"
-    if system_reason in (None, os.strerror(errno.EROFS)):
+    if refusal_reason in (None, os.strerror(errno.EROFS)):
         return f"{error_sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         existing_folder = next(folder for folder in (place, *place.absolute().parents) if folder.exists())

@@ -125,11 +125,11 @@ def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
     nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
     if len(known_names) <= _MOST:
-        names_text = f"Known: {', '.join(known_names)}."
+        known_text = f"Known: {', '.join(known_names)}."
     else:
         closest_text = f"The closest of the {len(known_names)} known names are: {', '.join(nearest_names)}."
-        names_text = closest_text if nearest_names else f"None of the {len(known_names)} known names is close to '{name}'."
-    return f"There is no {kind} '{name}'.{suggestion} {names_text}"
+        known_text = closest_text if nearest_names else f"None of the {len(known_names)} known names is close to '{name}'."
+    return f"There is no {kind} '{name}'.{suggestion} {known_text}"
 
 
 def check_known(kind: str, name: Any, valid_names: Iterable[str]) -> None:
@@ -171,7 +171,7 @@ EXTRAS = {
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
     """Build the error for a missing package. It says which part of spanwise needs the package, and how to install it."""
     package_name = (error.name or "").split(".")[0]
-    sentence = f"{part} needs '{package_name}', which does not come with spanwise; install it, or put it on PYTHONPATH."
+    message = f"{part} needs '{package_name}', which does not come with spanwise; install it, or put it on PYTHONPATH."
     if package_name in EXTRAS:
-        sentence = f"{part} needs '{package_name}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package_name]}]'"
-    return ModuleNotFoundError(sentence, name=error.name)
+        message = f"{part} needs '{package_name}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package_name]}]'"
+    return ModuleNotFoundError(message, name=error.name)

@@ -117,15 +117,15 @@ def dppo(
     detached_logp_nt = logp_nt.detach()
     dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # in 16 bits, 1 - p of a sure token would be 0
     exact_logp_nt, exact_logp_old_nt = detached_logp_nt.to(dtype), logp_old_nt.to(dtype)
-    p_nt = exact_logp_nt.exp()
-    p_old_nt = exact_logp_old_nt.exp()
+    prob_nt = exact_logp_nt.exp()
+    prob_old_nt = exact_logp_old_nt.exp()
     change_limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
-    gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # positive if the probability moved in the direction of the advantage
+    gain_nt = (prob_nt - prob_old_nt) * adv_nt.sign()  # positive if the probability moved in the direction of the advantage
     if divergence == "tv":
         is_kept_nt = gain_nt <= change_limit_nt
     else:
-        other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
-        kl_nt = p_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt
+        other_tokens_kl_nt = (1 - prob_old_nt) * ((1 - prob_old_nt + eps) / (1 - prob_nt + eps)).log()
+        kl_nt = prob_old_nt * (exact_logp_old_nt - exact_logp_nt) + other_tokens_kl_nt
         is_kept_nt = (kl_nt <= change_limit_nt) | (gain_nt < 0)
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
     return torch.where(mask_nt & is_kept_nt, -adv_nt * (weight_nt * (logp_nt - detached_logp_nt).exp()), 0.0)
@@ -222,16 +222,16 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
         Critics of language models: arXiv 2608.02181.
     """
     bin_edge_e, bin_width = _edges(bins, value_range, target_nt)
-    lowest_value, highest_value = value_range
+    value_min, value_max = value_range
     rounding_tolerance = _ROUNDING * bin_width
-    is_in_range_nt = (target_nt >= lowest_value - rounding_tolerance) & (target_nt <= highest_value + rounding_tolerance)
+    is_in_range_nt = (target_nt >= value_min - rounding_tolerance) & (target_nt <= value_max + rounding_tolerance)
     if not bool(is_in_range_nt.all()):
-        row, token = (~is_in_range_nt).nonzero()[0].tolist()
+        n, t = (~is_in_range_nt).nonzero()[0].tolist()
         raise RewardError(
-            f"The value target of completion {row} at token {token} is {float(target_nt[row, token]):g}, outside value_range "
-            f"({lowest_value:g}, {highest_value:g}). Set value_range so that it holds every possible return."
+            f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
+            f"({value_min:g}, {value_max:g}). Set value_range so that it holds every possible return."
         )
-    target_nt1 = target_nt.to(bin_edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1)
+    target_nt1 = target_nt.to(bin_edge_e.dtype).clamp(value_min, value_max).unsqueeze(-1)
     probability_below_nte = torch.special.ndtr((bin_edge_e - target_nt1) / (SIGMA_RATIO * bin_width))
     return probability_below_nte.diff(dim=-1) / (probability_below_nte[..., -1:] - probability_below_nte[..., :1])
 
@@ -306,13 +306,13 @@ def categorical_value_loss(
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
     """Return the bin edges and the bin width of a categorical critic."""
-    lowest, highest = value_range
+    value_min, value_max = value_range
     if bins < 2:
         raise RecipeError(f"The number of bins is {bins}; a distribution over values needs 2 or more.")
-    if not -math.inf < lowest < highest < math.inf:
-        raise RecipeError(f"value_range is ({lowest:g}, {highest:g}); write two finite numbers, the smaller one first.")
+    if not -math.inf < value_min < value_max < math.inf:
+        raise RecipeError(f"value_range is ({value_min:g}, {value_max:g}); write two finite numbers, the smaller one first.")
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.linspace(lowest, highest, bins + 1, dtype=dtype, device=like.device), (highest - lowest) / bins
+    return torch.linspace(value_min, value_max, bins + 1, dtype=dtype, device=like.device), (value_max - value_min) / bins
 
 
 def critic_error(
@@ -352,16 +352,16 @@ def critic_error(
     token_count_n = mask_nt.sum(dim=1)
     mean_error_n = error_nt.sum(dim=1) / token_count_n.clamp(min=1)
     deviation_nt = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0)
-    within_error_n = deviation_nt.square().sum(dim=1) / token_count_n.clamp(min=1)
-    between_error = float(mean_error_n.square()[token_count_n > 0].mean())
-    within_error = float(within_error_n[token_count_n > 0].mean())
+    within_row_error_n = deviation_nt.square().sum(dim=1) / token_count_n.clamp(min=1)
+    between_row_error = float(mean_error_n.square()[token_count_n > 0].mean())
+    within_row_error = float(within_row_error_n[token_count_n > 0].mean())
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
         """Return the mean and the variance of the numbers at unmasked tokens. Equal numbers have a variance of exactly 0."""
         unmasked_number_u = number_nt[mask_nt]
         number_minus_first_u = unmasked_number_u - unmasked_number_u[:1]
-        variance = (number_minus_first_u - number_minus_first_u.mean()).square().mean()
-        return float((unmasked_number_u[:1] + number_minus_first_u.mean()).mean()), float(variance)
+        number_variance = (number_minus_first_u - number_minus_first_u.mean()).square().mean()
+        return float((unmasked_number_u[:1] + number_minus_first_u.mean()).mean()), float(number_variance)
 
     value_mean, _ = moments(value_nt)
     target_mean, target_variance = moments(target_nt)
@@ -370,7 +370,7 @@ def critic_error(
         "explained_variance": 1 - error_variance / target_variance if target_variance else math.nan,
         "value_mean": value_mean,
         "target_mean": target_mean,
-        "error_point": between_error + within_error,
-        "error_mean": between_error,
-        "error_within": within_error,
+        "error_point": between_row_error + within_row_error,
+        "error_mean": between_row_error,
+        "error_within": within_row_error,
     }

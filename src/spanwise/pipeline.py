@@ -209,10 +209,10 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         **scheme.options,
     }
     if batch.steps is not None:
-        turn_ids = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
+        step_fields = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         method_inputs["anchor_s"] = batch.steps.anchor_s
         credit = assign_turns(
-            reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=method_inputs, **credit_settings
+            reading.scores, batch.group_n, reading.length_nk, **step_fields, inputs=method_inputs, **credit_settings
         )
     else:
         credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=method_inputs, **credit_settings)
@@ -276,18 +276,18 @@ def advantages(
             "returned for these completions. A reading from another process has no spans; call `read` in this process."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
-    per_or_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
-    if per_or_length is None:
+    divisor_length: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
+    if divisor_length is None:
         raise RecipeError(
             "per: batch divides each advantage by the batch's mean length, but the credit's mean_length_n is None. Take "
             "the credit from spanwise.credit_batch, or set its mean_length_n."
         )
     if credit.token_nt is None:
-        adv_nt = spread(credit, spans, per=per_or_length, dtype=dtype)
+        adv_nt = spread(credit, spans, per=divisor_length, dtype=dtype)
     else:
-        adv_nt = spread_tokens(credit.token_nt, spans, per=per_or_length, stop_n=credit.stop_n, dtype=dtype)
+        adv_nt = spread_tokens(credit.token_nt, spans, per=divisor_length, stop_n=credit.stop_n, dtype=dtype)
     if credit.refined_nt is not None:
-        adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per_or_length, dtype=dtype)
+        adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=divisor_length, dtype=dtype)
     adv_sum_n = adv_nt.sum(dim=1)  # a sum is finite only if all its terms are, and a test of sums needs little memory
     if not adv_sum_n.isfinite().all() and (bad_position := first_of(~adv_nt.isfinite())):
         n, t = bad_position

@@ -378,8 +378,8 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     shared_fields: dict[str, Any] = {"if_missing": 0.0}
     if "baseline" in method_entry.inputs:
         shared_fields["baseline"] = "group"
-    blocks_of_field = (OWN, *rest_blocks) if credits_blocks else layout.names
-    field_objective = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
+    field_block_names = (OWN, *rest_blocks) if credits_blocks else layout.names
+    field_objective = {"reward": "equals", "each": "*", "pays": field_block_names, **shared_fields}
     if recipe.task == "fields":
         return [field_objective]  # JSON keys get credit, too, because a wrong key makes its field missing
     paid_block_names = rest_blocks if credits_blocks else layout.names

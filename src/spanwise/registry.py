@@ -139,9 +139,9 @@ def imported(path: str, *, what: str) -> Any:
     except (Exception, SystemExit) as error:  # when imported, a user's module may raise any error, or exit
         failure_reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and module_file is None and f"{module_name}.".startswith(f"{error.name}."):
-            file_or_module = "file" if module_name.endswith(".py") else "module"
+            source_noun = "file" if module_name.endswith(".py") else "module"
             failure_reason = (
-                f"there is no {file_or_module} '{module_name}' in the current folder '{Path.cwd()}', beside the recipe or among "
+                f"there is no {source_noun} '{module_name}' in the current folder '{Path.cwd()}', beside the recipe or among "
                 "installed packages"
             )
         raise RecipeError(f"{what} '{path}' cannot be imported: {failure_reason}.") from error
@@ -240,8 +240,8 @@ def _hide_namesakes(folder: Path) -> Iterator[None]:
             return False
         module_file = Path(getattr(module, "__file__", None) or ".").resolve()
         return any(
-            module_file == other / f"{package_name}.py" or other / package_name in module_file.parents
-            for other in other_folders
+            module_file == other_folder / f"{package_name}.py" or other_folder / package_name in module_file.parents
+            for other_folder in other_folders
         )
 
     loaded_modules = list(sys.modules.items()) if other_folders else []

@@ -342,13 +342,13 @@ def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse objectives with a field that the method would ignore."""
     method_entry = scheme.entry
     objectives = scheme.objectives
-    method_name = f"method '{scheme.entry.name}'"
+    method_label = f"method '{scheme.entry.name}'"
     for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
         if input_name not in method_entry.inputs:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
-                f"Objective '{{o.name}}' has the {name} '{{o.{name}}}', but {method_name} has its own way of comparing, so "
+                f"Objective '{{o.name}}' has the {name} '{{o.{name}}}', but {method_label} has its own way of comparing, so "
                 f"the {name} would change nothing. Leave it out, or use method 'bae'.",
             )
     _refuse(
@@ -371,27 +371,27 @@ def _check_objectives_used(scheme: Scheme) -> None:
             objectives,
             lambda o: o.only,
             f"Objective '{{o.name}}' has 'only: {{o.only}}', so some completions lack this reward. They would get no credit "
-            f"at all, because {method_name} adds up all rewards. Leave 'only' out, or use method 'bae'.",
+            f"at all, because {method_label} adds up all rewards. Leave 'only' out, or use method 'bae'.",
         )
     if method_entry.kind == "token":
         _refuse(
             objectives,
             lambda o: o.scope == "turn",
-            f"Objective '{{o.name}}' has scope: turn, but {method_name} gives a whole rollout one reward, at its end. Leave scope "
+            f"Objective '{{o.name}}' has scope: turn, but {method_label} gives a whole rollout one reward, at its end. Leave scope "
             f"out, or use method 'gigpo'.",
         )
     if method_entry.kind == "block" and "voter_n" not in method_entry.inputs:
         _refuse(
             objectives,
             lambda o: o.scope == "turn",
-            f"Objective '{{o.name}}' has scope: turn, but {method_name} does not know which turns belong to one rollout. "
+            f"Objective '{{o.name}}' has scope: turn, but {method_label} does not know which turns belong to one rollout. "
             "So a rollout would count as often as it has turns. Leave scope out, or use method 'bae'.",
         )
     if method_entry.kind != "block" and "reward_nm" in method_entry.inputs and "weight_m" not in method_entry.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,
-            f"Objective '{{o.name}}' has the weight {{o.weight}}, but {method_name} takes no weights, so the weight would "
+            f"Objective '{{o.name}}' has the weight {{o.weight}}, but {method_label} takes no weights, so the weight would "
             "change nothing. Leave the weight out.",
         )
 
@@ -411,11 +411,11 @@ def _check_values(scheme: Scheme) -> None:
 def _translate(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
     """Translate other libraries' option names into those of spanwise. Refuse an option given under both names."""
     translated_options = dict(options)
-    for other_name, name in _OTHER_NAMES.items():
-        if other_name in translated_options and name in entry.options:
-            if name in translated_options:
+    for alias, option_name in _OTHER_NAMES.items():
+        if alias in translated_options and option_name in entry.options:
+            if option_name in translated_options:
                 raise RecipeError(
-                    f"'{other_name}' is another name of the option '{name}', and both are given; remove one of them."
+                    f"'{alias}' is another name of the option '{option_name}', and both are given; remove one of them."
                 )
-            translated_options[name] = translated_options.pop(other_name)
+            translated_options[option_name] = translated_options.pop(alias)
     return translated_options

@@ -121,8 +121,8 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
     """Gather the rewards, group ids and turns of the rows of all processes."""
     steps = read_batch.batch.steps
     step_fields = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
-    tuples_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
-    packed_readings, groups_of_ranks, steps_of_ranks = zip(*tuples_of_ranks, strict=True)
+    rows_of_ranks = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), step_fields))
+    packed_readings, groups_of_ranks, steps_of_ranks = zip(*rows_of_ranks, strict=True)
     row_counts = [len(packed_reading) for packed_reading in packed_readings]
     if None in steps_of_ranks and any(step_fields_of_rank is not None for step_fields_of_rank in steps_of_ranks):
         raise DataError(
@@ -134,7 +134,7 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
         trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
         trajectory_s = torch.cat([id_s + rank * read_batch.completions for rank, id_s in enumerate(trajectories_of_ranks)])
         anchor_states = None
-        if any(states is not None for states in anchors_of_ranks):
+        if any(anchors is not None for anchors in anchors_of_ranks):
             anchor_states = []
             for rank_anchors, row_count in zip(anchors_of_ranks, row_counts, strict=True):
                 anchor_states += [None] * row_count if rank_anchors is None else list_ids(rank_anchors)
@@ -152,8 +152,8 @@ def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBa
         return read_batch
     local_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Block numbers are sent plus 1, because 0 means padding.
-    tuples_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
-    blocks_of_ranks, tensors_of_ranks = zip(*tuples_of_ranks, strict=True)
+    tokens_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
+    blocks_of_ranks, tensors_of_ranks = zip(*tokens_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
     filled_fields = [name for name, table in local_tensors.items() if table is not None]
     gathered_tensors = {name: _stack([tensors[name] for tensors in tensors_of_ranks]) for name in filled_fields}
@@ -244,18 +244,18 @@ def check_turn_readers(scheme: Scheme, columns: Mapping[str, Sequence[Any]], *, 
     """If turns get their own rewards, refuse a reward that reads only the conversation, which is the same for all turns."""
     has_messages = any(isinstance(completion, list) for completion in columns.get("completions", ()))
     for objective in _paid_by_turn(scheme):
-        reward_entry, convention, read_names = built_in(objective), calling_convention(objective), []
+        reward_entry, convention, column_names = built_in(objective), calling_convention(objective), []
         advice = "use a function with the parameter 'blocks'"
         if reward_entry is not None:
-            read_names = ["completion_ids"] if reward_entry.reads_ids else []
+            column_names = ["completion_ids"] if reward_entry.reads_ids else []
         elif convention is not None:
             advice = "scope: turn to show the function one turn at a time"
-            read_names = ["completions"] if convention.takes_messages and has_messages and objective.scope is None else []
+            column_names = ["completions"] if convention.takes_messages and has_messages and objective.scope is None else []
         elif not any(takes(objective, name) for name in ("blocks", *turn_keys)):
-            read_names = [name for name in ("completions", "completion_ids") if takes(objective, name)]
-        if read_names:
+            column_names = [name for name in ("completions", "completion_ids") if takes(objective, name)]
+        if column_names:
             raise RecipeError(
-                f"Objective '{objective.name}' pays each turn, but its reward reads '{read_names[0]}', the whole conversation. "
+                f"Objective '{objective.name}' pays each turn, but its reward reads '{column_names[0]}', the whole conversation. "
                 f"Write scope: rollout, or {advice}."
             )
 
@@ -365,7 +365,7 @@ class Step:
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
         # If any completion lists turns, split all, so that `turn_rows` refuses completions that list none.
         must_split_turns = turn_lists is not None and (
-            all(map(says_turns, turn_lists)) or any(says_turns(entry) and entry for entry in turn_lists)
+            all(map(says_turns, turn_lists)) or any(says_turns(turn_list) and turn_list for turn_list in turn_lists)
         )
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split_turns else (batch, None)
 
@@ -495,5 +495,5 @@ class Step:
             prompts=list(prompts),
             completions=list(completions),
             value_names=self.scheme.value_names,
-            more={name: value_n for mode in self.scheme.modes for name, value_n in mode.columns(result.own.batch).items()},
+            more={name: column_n for mode in self.scheme.modes for name, column_n in mode.columns(result.own.batch).items()},
         )

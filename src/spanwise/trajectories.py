@@ -44,9 +44,9 @@ def turn_batch(
         >>> recorded["step_ok"].value_n, recorded["correct"].value_n
         (tensor([1., nan], dtype=torch.float64), tensor([nan, 0.], dtype=torch.float64))
     """
-    if turnless_ids := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
+    if no_turn_ids := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
         raise AlignmentError(
-            f"Trajectory {turnless_ids[0]!r} has no turn, so it would be missing from the batch and from its group's baseline; "
+            f"Trajectory {no_turn_ids[0]!r} has no turn, so it would be missing from the batch and from its group's baseline; "
             f"give it a turn without tokens, or leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]

@@ -175,9 +175,9 @@ class Spans:
         for first_row in range(0, len(block_nt) if token_count else 0, _ROWS):
             row_range = slice(first_row, first_row + _ROWS)
             for k in range(len(names)):
-                in_block_nt = (block_nt[row_range] == k).view(torch.uint8)
-                start_nk[row_range, k] = in_block_nt.argmax(dim=1)
-                end_nk[row_range, k] = (token_count - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
+                has_block_nt = (block_nt[row_range] == k).view(torch.uint8)
+                start_nk[row_range, k] = has_block_nt.argmax(dim=1)
+                end_nk[row_range, k] = (token_count - has_block_nt.flip(dims=(1,)).argmax(dim=1)) * has_block_nt.amax(dim=1)
         fault_n = start_nk.new_zeros(len(start_nk)) if fault_n is None else fault_n
         return Spans(tuple(names), start_nk, end_nk, block_nt, fault_n)
 
@@ -200,9 +200,9 @@ class Spans:
         """True if a block lies in several pieces, with tokens of other blocks between them."""
         for block_nt in self.block_nt.split(_ROWS):
             highest_block_nt = block_nt.cummax(dim=1).values  # the highest block number so far
-            goes_back_n = ((block_nt >= 0) & (block_nt < highest_block_nt)).any(dim=1)
-            for row in goes_back_n.nonzero().flatten().tolist():
-                block_order = block_nt[row][block_nt[row] >= 0].unique_consecutive()
+            is_unordered_n = ((block_nt >= 0) & (block_nt < highest_block_nt)).any(dim=1)
+            for row_index in is_unordered_n.nonzero().flatten().tolist():
+                block_order = block_nt[row_index][block_nt[row_index] >= 0].unique_consecutive()
                 if len(block_order) > len(block_order.unique()):
                     return True
         return False

@@ -63,9 +63,9 @@ class Zeros:
             has_key_v, has_key_n = self.key_v == key, self.key_n == key
             example_rows = has_key_n.nonzero().flatten() if has_key_n.any() else self.row_v[has_key_v].unique()
             first_rows = tuple(example_rows[:examples].tolist())
-            key_counts = int(has_key_v.sum()), int(has_key_n.sum())
+            token_row_counts = int(has_key_v.sum()), int(has_key_n.sum())
             has_more_rows = len(first_rows) < len(example_rows)
-            counts.append(Count(reason_of(key), self.objective(key), *key_counts, first_rows, has_more_rows))
+            counts.append(Count(reason_of(key), self.objective(key), *token_row_counts, first_rows, has_more_rows))
         return counts
 
 
@@ -82,14 +82,14 @@ def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
     is_compared_nm = (reason_key_nm >= key_of(Zero.ALL_RIGHT)) & (reason_key_nm < cancelled_key)
-    rank_nm = torch.where(is_compared_nm, key_of(Zero.ALL_RIGHT) + reason_key_nm % _OBJECTIVES, reason_key_nm)
+    rank_key_nm = torch.where(is_compared_nm, key_of(Zero.ALL_RIGHT) + reason_key_nm % _OBJECTIVES, reason_key_nm)
     block_key_nk = torch.full((len(reason_key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
-        paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
-        if paying_columns:
-            is_cancelled_n = (reason_key_nm[:, paying_columns] == cancelled_key).any(dim=1)
-            first_column_n1 = rank_nm[:, paying_columns].argmin(dim=1, keepdim=True)
-            first_key_n = reason_key_nm[:, paying_columns].gather(1, first_column_n1).squeeze(1)
+        paying_indices = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
+        if paying_indices:
+            is_cancelled_n = (reason_key_nm[:, paying_indices] == cancelled_key).any(dim=1)
+            first_column_n1 = rank_key_nm[:, paying_indices].argmin(dim=1, keepdim=True)
+            first_key_n = reason_key_nm[:, paying_indices].gather(1, first_column_n1).squeeze(1)
             block_key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, first_key_n)
     return block_key_nk
 
@@ -148,14 +148,14 @@ def tally_zeros(
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
     block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # tokens without a block (-1) count as UNPAID below
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
-    for applies_v, reason in (
+    for has_reason_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),
         (None if learned_n is None else ~learned_n[row_v], Zero.LEFT_OUT),
         (~trainable_v, Zero.MASKED),
         ((advantage_v != 0) & ~advantage_v.isnan(), Zero.CREDITED),
     ):
-        if applies_v is not None:
-            reason_key_v = torch.where(applies_v, key_of(reason), reason_key_v)
+        if has_reason_v is not None:
+            reason_key_v = torch.where(has_reason_v, key_of(reason), reason_key_v)
     reason_key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
     if len(reason_key_v):
         row_key_pair_p, count_p = torch.unique(torch.stack([row_v, reason_key_v], dim=1), dim=0, return_counts=True)

@@ -137,8 +137,8 @@ def advantage(
         stand_in_reward_n = torch.where(lacks_reward_n, if_missing, stand_in_reward_n)
     worth_n = torch.where(lacks_reward_n, stand_in_reward_n, reward_n.double())
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
-    options: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
-    options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
+    comparison_options: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
+    comparison_options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)
@@ -159,19 +159,19 @@ def advantage(
         is_uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
     else:
         outcome_count = outcome_no.shape[1]
-        backs_off = outcome_count > 1 if back_off is None else back_off
-        outcome_counts_to_try = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
+        has_back_off = outcome_count > 1 if back_off is None else back_off
+        outcome_counts_to_try = reversed(range(outcome_count + 1)) if has_back_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
     # If no reward with the same outcomes can be compared with an `if_missing` reward, try the group, and then the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
-    for level, (grouping_n, used_outcomes) in enumerate(groupings):
+    for level, (grouping_n, used_outcome_count) in enumerate(groupings):
         if merged_result is not None and not bool(is_uncompared_n.any()):
             break
-        stratum_n = refine(grouping_n, outcome_no[:, :used_outcomes])
+        stratum_n = refine(grouping_n, outcome_no[:, :used_outcome_count])
         # The strata (compared sets) of different groupings may have equal numbers, so add an offset for each grouping.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
-        level_result = compare_in_strata(reward_n, stratum_n, **options)
+        level_result = compare_in_strata(reward_n, stratum_n, **comparison_options)
         if 0 < level <= last_level:
             level_nm = torch.full_like(level_result.comparison.level_nm, level)
             level_result = level_result._replace(comparison=replace(level_result.comparison, level_nm=level_nm))

@@ -67,20 +67,20 @@ def lambda_advantage(
         carry_after_last_token_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     lam_n = torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt))
     value_factor_n = gamma * (1 - lam_n)
-    for rows, cols in _cut_blocks(*reward_nt.shape):
-        mask_tile, reward_tile = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
+    for row_slice, cols in _cut_blocks(*reward_nt.shape):
+        mask_tile, reward_tile = mask_nt[row_slice, cols], reward_nt[row_slice, cols].to(exact_dtype)
         mask_factor = mask_tile.to(exact_dtype)
-        boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[rows, cols]).to(exact_dtype)
-        value_factor_tile = boundary_factor * value_factor_n[rows, None]
+        boundary_factor = mask_factor if boundary_nt is None else (mask_tile & boundary_nt[row_slice, cols]).to(exact_dtype)
+        value_factor_tile = boundary_factor * value_factor_n[row_slice, None]
         carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor_tile).add_(1.0)
         reward_term = carry_factor * reward_tile
-        value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[rows, cols].to(exact_dtype), 0.0)
+        value_tile = None if value_nt is None else torch.where(mask_tile, value_nt[row_slice, cols].to(exact_dtype), 0.0)
         if value_tile is not None:
             reward_term.addcmul_(value_factor_tile, value_tile)
-        _carry_back(reward_term, carry_factor, carry_after_last_token_n[rows]).add_(reward_tile)
+        _carry_back(reward_term, carry_factor, carry_after_last_token_n[row_slice]).add_(reward_tile)
         if value_tile is not None:
             reward_term.sub_(value_tile)
-        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # turns -0 into 0
+        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[row_slice, cols])  # turns -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(lacks_reward_n[:, None], 0.0) if bool(lacks_reward_n.any()) else advantage_nt
 
@@ -89,19 +89,19 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of completions and tokens that fit into the processor's cache, the last tokens first."""
     tile_height = max(1, min(completions, _ROWS))
     tile_width = max(_BLOCK // tile_height, 32)
-    for first_row in range(0, completions, tile_height):
+    for first_row_index in range(0, completions, tile_height):
         for end_column in range(tokens, 0, -tile_width):
-            yield slice(first_row, first_row + tile_height), slice(max(0, end_column - tile_width), end_column)
+            yield slice(first_row_index, first_row_index + tile_height), slice(max(0, end_column - tile_width), end_column)
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     """Compute carry[t] = term[t] + factor[t] carry[t+1] from the last token to the first. Return carry[t+1] in `term`."""
     carry_tn = torch.cat([term.t(), next_carry_n[None]])
-    carry_rows = carry_tn.unbind(0)
-    factor_rows = factor.t().contiguous().unbind(0)
-    for t in reversed(range(len(factor_rows))):
-        carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
-    next_carry_n.copy_(carry_rows[0])  # the next call, for the tokens further left, continues from `carry_rows[0]`
+    carry_by_token = carry_tn.unbind(0)
+    factor_by_token = factor.t().contiguous().unbind(0)
+    for t in reversed(range(len(factor_by_token))):
+        carry_by_token[t].addcmul_(factor_by_token[t], carry_by_token[t + 1])
+    next_carry_n.copy_(carry_by_token[0])  # the next call, for the tokens further left, continues from `carry_rows[0]`
     return term.copy_(carry_tn[1:].t())
 
 
@@ -160,8 +160,8 @@ def _check_finite(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):
-        row, token = bad_entry
+        n, t = bad_entry
         raise RewardError(
-            f"The value of completion {row} is {float(value_nt[row, token])} at trainable token {token}; the critic must give a "
+            f"The value of completion {n} is {float(value_nt[n, t])} at trainable token {t}; the critic must give a "
             f"finite value to every token of the mask."
         )

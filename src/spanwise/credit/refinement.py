@@ -27,8 +27,8 @@ class Refinement:
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
-            methods = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines no method; use {methods}.")
+            known_text = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
+            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines no method; use {known_text}.")
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine.options is {self.options!r}; write each option by name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
@@ -47,12 +47,12 @@ class Refinement:
         """Build a `Refinement` from a recipe's entry `refine`, which names a method that changes token advantages."""
         if isinstance(written, Refinement):
             return written
-        recipe_fields: Any = {"method": written} if isinstance(written, str) else written
-        if not isinstance(recipe_fields, Mapping) or "method" not in recipe_fields:
+        refinement_fields: Any = {"method": written} if isinstance(written, str) else written
+        if not isinstance(refinement_fields, Mapping) or "method" not in refinement_fields:
             raise RecipeError(f"refine is {written!r}; write ktae, or {{method: ktae, options: {{form: code}}}}.")
-        for name in recipe_fields:
+        for name in refinement_fields:
             check_known("field of refine", name, [allowed_field.name for allowed_field in fields(Refinement)])
-        return Refinement(**recipe_fields)
+        return Refinement(**refinement_fields)
 
     def check_scheme(self, scheme: Any) -> None:
         """Refuse a scheme whose token advantages `refine` cannot change, such as one that credits single turns."""

@@ -346,11 +346,11 @@ def preset_objectives(
     preset = chosen.preset or Preset()
     takes_baseline = "baseline" in chosen.inputs
     is_blockwise = chosen.kind == "block"
-    baseline_of_correct = "group" if takes_baseline else None
+    correctness_baseline = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
     # A reward function gets the text of the first block in `pays`, the list of blocks that an objective rewards.
-    blocks_paid_by_correct = (first_block,) if is_blockwise else layout.names
-    objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
+    blocks_paid_by_correctness = (first_block,) if is_blockwise else layout.names
+    objectives = [Objective("correct", pays=blocks_paid_by_correctness, baseline=correctness_baseline, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(
@@ -366,7 +366,7 @@ def preset_objectives(
     format_blocks = [name for name, _ in layout.blocks if EACH not in name]  # the reward `format` refuses repeated blocks
     can_pay_format = is_blockwise or len(format_blocks) == len(layout.blocks)
     if preset.format and can_pay_format and layout.segmenters == ("tags",):
-        settings: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
+        settings: dict[str, Any] = {"weight": preset.format, "baseline": correctness_baseline, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **settings) for name in format_blocks]
         objectives += format_objectives if is_blockwise else [Objective("format", format_blocks, if_missing=0.0, **settings)]
     return tuple(objectives)

@@ -142,15 +142,15 @@ def reward_streams(
     reward_nm = fill_missing(scores, objectives)
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
-    last_token_n, has_token_n = find_last_token(is_trained_nt)
+    last_position_n, has_token_n = find_last_token(is_trained_nt)
     # Tokens outside blocks have the index -1. It selects the added last column, which is False.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     positions_and_flags = [find_last_token(is_paid_nt) for is_paid_nt in is_paid_mnt]
     has_paid_token_nm = torch.stack([is_found_n for _, is_found_n in positions_and_flags], dim=1)
-    last_paid_token_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
+    last_paid_position_nm = torch.stack([position_n for position_n, _ in positions_and_flags], dim=1)
     # If the rewarded block is absent, the last token gets the reward, because the completion stopped there.
-    reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_token_n[:, None])
+    reward_position_nm = torch.where(has_paid_token_nm, last_paid_position_nm, last_position_n[:, None])
     if resolve_values(objectives, values) == "shared":
         # Tokens of unrewarded blocks get advantages, too, because later rewards reach them, as in PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
@@ -173,14 +173,14 @@ def reward_streams(
         is_reward_placed_nm = pays_stop_nm | (has_paid_token_nm & has_reward_nm)
         for m in range(len(objectives)):
             stop_row_i = pays_stop_nm[:, m].nonzero().squeeze(1)
-            mask_snt[m, stop_row_i, last_token_n[stop_row_i]] = True
+            mask_snt[m, stop_row_i, last_position_n[stop_row_i]] = True
             rewarded_row_i = is_reward_placed_nm[:, m].nonzero().squeeze(1)
             reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
         pays_stop_sn = pays_stop_nm.T
         weight_s = weight_m.double()
     includes_last_token_sn = torch.zeros_like(pays_stop_sn)
     if mask_nt.shape[1]:
-        includes_last_token_sn = mask_snt.gather(2, last_token_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
+        includes_last_token_sn = mask_snt.gather(2, last_position_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
     return Streams(name_streams(objectives, values), reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_token_sn)
 
 
@@ -196,8 +196,8 @@ def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " 
 def put_on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """Put the reward of each completion on its last trainable token, and 0 on all other tokens."""
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
-    last_token_n, has_token_n = find_last_token(mask_nt.bool())
-    reward_nt[has_token_n, last_token_n[has_token_n]] = reward_n[has_token_n].to(reward_nt.dtype)
+    last_position_n, has_token_n = find_last_token(mask_nt.bool())
+    reward_nt[has_token_n, last_position_n[has_token_n]] = reward_n[has_token_n].to(reward_nt.dtype)
     return reward_nt
 
 

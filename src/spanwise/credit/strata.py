@@ -57,14 +57,14 @@ def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *
 def check_shapes(**tensors: Tensor | None) -> None:
     """Refuse tensors of different sizes along an axis that their names share, such as `n` in `x_n` and `y_nt`."""
     given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
-    first_name, first_tensor = given_tensors[0]
-    first_axes = first_name.rpartition("_")[2]
+    first_tensor_name, first_tensor = given_tensors[0]
+    first_axis_letters = first_tensor_name.rpartition("_")[2]
     for name, tensor in given_tensors[1:]:
-        axis_pairs = zip(first_axes, name.rpartition("_")[2], strict=False)
+        axis_pairs = zip(first_axis_letters, name.rpartition("_")[2], strict=False)
         shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
         if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
             raise AlignmentError(
-                f"{first_name} has the shape {tuple(first_tensor.shape)}, which does not fit the shape "
+                f"{first_tensor_name} has the shape {tuple(first_tensor.shape)}, which does not fit the shape "
                 f"{tuple(tensor.shape)} of {name}."
             )
 
@@ -134,14 +134,14 @@ def explain_advantages(
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
-    for applies_n, reason in (
+    for has_reason_n, reason in (
         (has_baseline_n, Zero.AT_BASELINE),
         (equal_n, Zero.ALL_EQUAL),
         (alone_n, Zero.SINGLETON),
         (worth_n.isnan(), Zero.ABSENT),
         (advantage_n != 0, Zero.CREDITED),
     ):
-        reason_n.masked_fill_(applies_n, int(reason))
+        reason_n.masked_fill_(has_reason_n, int(reason))
     comparison_columns = {
         "worth_nm": worth_n.double(),
         "baseline_nm": baseline_n.double().where(has_baseline_n, torch.nan),
@@ -207,10 +207,10 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     """
     stratum_n = group_index(group_n)
     outcome_no = as_columns(outcome_no)
-    for column, outcome_n in enumerate(outcome_no.T):
+    for outcome_index, outcome_n in enumerate(outcome_no.T):
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
         # New numbers from 0 keep the stratum numbers small.
-        renumbered_stratum_n = group_index(stratum_n) if column > 0 else stratum_n
+        renumbered_stratum_n = group_index(stratum_n) if outcome_index > 0 else stratum_n
         stratum_n = renumbered_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(outcome_no.isnan().any(dim=1), -1, stratum_n)
 
@@ -393,15 +393,15 @@ def _compare_rollouts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare the turns of each stratum, where a rollout counts once, and return rollout counts, means and advantages."""
     # Merge a rollout's turns in the same stratum into one entry with their mean reward.
-    turn_set_moments = moments(value_n, refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1))
-    stratum_of_set_j = torch.full_like(turn_set_moments.count_s, -1, dtype=torch.long)
-    is_in_stratum_n = turn_set_moments.stratum_n >= 0
-    stratum_of_set_j[turn_set_moments.stratum_n[is_in_stratum_n]] = stratum_n[is_in_stratum_n].long()
-    turn_set_adv_j = centred(turn_set_moments.mean_s, stratum_of_set_j, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    stratum_moments = moments(turn_set_moments.mean_s, stratum_of_set_j)
-    rollout_count_n = turn_set_moments.look_up(stratum_moments.count_n(), 0.0)
-    stratum_mean_n = turn_set_moments.look_up(stratum_moments.mean_n(), torch.nan)
-    return rollout_count_n, stratum_mean_n, turn_set_moments.deviation_n + turn_set_moments.look_up(turn_set_adv_j, 0.0)
+    rollout_moments = moments(value_n, refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1))
+    rollout_stratum_j = torch.full_like(rollout_moments.count_s, -1, dtype=torch.long)
+    is_in_stratum_n = rollout_moments.stratum_n >= 0
+    rollout_stratum_j[rollout_moments.stratum_n[is_in_stratum_n]] = stratum_n[is_in_stratum_n].long()
+    rollout_adv_j = centred(rollout_moments.mean_s, rollout_stratum_j, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    stratum_moments = moments(rollout_moments.mean_s, rollout_stratum_j)
+    rollout_count_n = rollout_moments.look_up(stratum_moments.count_n(), 0.0)
+    stratum_mean_n = rollout_moments.look_up(stratum_moments.mean_n(), torch.nan)
+    return rollout_count_n, stratum_mean_n, rollout_moments.deviation_n + rollout_moments.look_up(rollout_adv_j, 0.0)
 
 
 def standardise(

@@ -42,8 +42,8 @@ def write_manifest(
             continue  # a run killed while saving may have left an unfinished manifest
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        relative_name = file.relative_to(checkpoint).as_posix()
-        size_by_name[relative_name], digest_by_name[relative_name] = file.stat().st_size, _digest(file)
+        relative_path = file.relative_to(checkpoint).as_posix()
+        size_by_name[relative_path], digest_by_name[relative_path] = file.stat().st_size, _digest(file)
     manifest = {
         "files": size_by_name,
         "digests": digest_by_name,

@@ -116,8 +116,8 @@ class SpanEstimator:
         # The mask shows no weight for a rollout without a reply, so take NeMo-RL's `loss_multiplier`.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), padded_mask_nt.amax(dim=1), loss_multiplier_n)
-        factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
-        return (padded_adv_nt[:, : mask.shape[1]] * factor_n1).to(mask.device)
+        fold_factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
+        return (padded_adv_nt[:, : mask.shape[1]] * fold_factor_n1).to(mask.device)
 
     def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:
         """Build a `Batch` from the messages after each prompt."""
@@ -167,10 +167,10 @@ def fold_factor(
     mask_nt = mask_nt[:, 1:].float()  # nothing predicts the first token, so the loss has no term for it
     mini_batch_factors = []
     for mini_mask_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
-        divisor_n = (mini_mask_nt > 0).sum(dim=1) * mini_weight_n.sum()
+        loss_divisor_n = (mini_mask_nt > 0).sum(dim=1) * mini_weight_n.sum()
         if token_level:
-            divisor_n = mini_mask_nt.sum().expand(len(mini_mask_nt))
-        mini_batch_factors.append(divisor_n / len(mini_mask_nt))
+            loss_divisor_n = mini_mask_nt.sum().expand(len(mini_mask_nt))
+        mini_batch_factors.append(loss_divisor_n / len(mini_mask_nt))
     return torch.cat(mini_batch_factors)[:, None]
 
 

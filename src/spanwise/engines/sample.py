@@ -54,10 +54,10 @@ def continue_ids(
             torch.manual_seed(seed)
             for start in range(0, len(repeated_prefixes), chunk_size):
                 prefix_chunk = repeated_prefixes[start : start + chunk_size]
-                padded_ids_nl, attention_nl = left_padded(prefix_chunk, int(tokenizer.pad_token_id), model.device)
+                padded_ids_nl, attention_mask_nl = left_padded(prefix_chunk, int(tokenizer.pad_token_id), model.device)
                 generated_ids = model.generate(
                     input_ids=padded_ids_nl,
-                    attention_mask=attention_nl,
+                    attention_mask=attention_mask_nl,
                     generation_config=GenerationConfig(**sampling_options),
                 )
                 continuations.append(generated_ids[:, padded_ids_nl.shape[1] :].cpu())

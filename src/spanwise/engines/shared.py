@@ -263,12 +263,12 @@ class RunRecord:
             finally:
                 self.flush()
                 if self._recipe is not None and training_has_finished:
-                    summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
-                    summary |= {"steps": self.step, "seconds": time.perf_counter() - start_time}
+                    run_summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+                    run_summary |= {"steps": self.step, "seconds": time.perf_counter() - start_time}
                     if self.seconds:  # verl and SkyRL do not measure the time that spanwise takes
                         spanwise_share = self.own_seconds / self.seconds
-                        summary |= {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
-                    self.folder.write_summary(summary)
+                        run_summary |= {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
+                    self.folder.write_summary(run_summary)
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None

@@ -101,14 +101,14 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     rollout_number = sample_hooks._current_rollout_id
     batch, rollout_n, is_trained_nt = _batch(args, samples, run.scheme)
     adv_nt, metrics = run.finish(run.step.read(batch), mask_nt=is_trained_nt, number=rollout_number + 1)
-    factor_n = fold_factor(
+    fold_factor_n = fold_factor(
         is_trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
     logged_values = {f"rollout/{name}": value for name, value in metrics.items() if not isnan(value)}
     logged_values["rollout/step"] = metric_utils.compute_rollout_step(args, rollout_number)
     logging_utils.log(args, logged_values, step_key="rollout/step")
     raw_rewards = [nan if reward is None else float(reward) for reward in batch.columns["environment"]]
-    advantages_with_samples = zip(adv_nt * factor_n[:, None], samples, strict=True)
+    advantages_with_samples = zip(adv_nt * fold_factor_n[:, None], samples, strict=True)
     return raw_rewards, [adv_t[: sample.response_length] for adv_t, sample in advantages_with_samples]
 
 
@@ -182,10 +182,10 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     """Return the data of a slime sample for reward functions."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
-    part_names = ", ".join(map(str, reward_parts))
-    key_fault = f"slime logs one number, but its rewards are dicts ({part_names}). With --reward-key, name the entry to log."
+    parts_text = ", ".join(map(str, reward_parts))
+    key_fault = f"slime logs one number, but its rewards are dicts ({parts_text}). With --reward-key, name the entry to log."
     refuse({key_fault: isinstance(sample.reward, Mapping) and not args.reward_key})
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
-    text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
+    sample_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
     label_columns = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
-    return {**reward_parts, **(sample.metadata or {}), **label_columns, **text_columns, "environment": slime_reward}
+    return {**reward_parts, **(sample.metadata or {}), **label_columns, **sample_columns, "environment": slime_reward}

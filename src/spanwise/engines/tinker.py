@@ -128,8 +128,8 @@ def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens = _get(loss_inputs, "target_tokens")
     old_advantages = _get(loss_inputs, "advantages")
-    container_example = target_tokens if old_advantages is None else old_advantages
-    new_advantages = _like(container_example, advantage_t[: len(_values(target_tokens))])
+    container_template = target_tokens if old_advantages is None else old_advantages
+    new_advantages = _like(container_template, advantage_t[: len(_values(target_tokens))])
     return _with(datum, "loss_fn_inputs", _with(loss_inputs, "advantages", new_advantages))
 
 
@@ -148,8 +148,8 @@ def _values(numbers: Any) -> list[Any]:
     """List the numbers of a list, tensor or other container."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
-    contained_data = _get(numbers, "data")
-    return list(numbers or ()) if contained_data is None else list(contained_data)
+    contained_numbers = _get(numbers, "data")
+    return list(numbers or ()) if contained_numbers is None else list(contained_numbers)
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:

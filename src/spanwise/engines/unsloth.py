@@ -62,9 +62,9 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         f"Use another method. {_INSTEAD}": "logp_nt" in needed_fields,
         f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out. {_INSTEAD}": mode_names,
     }
-    for name, off_values in _WEIGHTS.items():
+    for name, valid_values in _WEIGHTS.items():
         value = os.environ.get(name, "").strip()
-        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in off_values
+        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in valid_values
     refuse(faults)
 
 
@@ -99,8 +99,8 @@ class _Packed(GRPOTrainer):
         prompt_ids, completion_ids, masks, *other_outputs = super()._generate(*args, **kwargs)
         has_final_padding_n = [len(ids) > 0 and ids[-1] == self._pad_id for ids in completion_ids]
         if any(has_final_padding_n):  # Unsloth's loss drops a final padding token
-            all_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
-            masks_with_flags = zip(all_masks, has_final_padding_n, strict=True)
+            sampled_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
+            masks_with_flags = zip(sampled_masks, has_final_padding_n, strict=True)
             masks = [[*mask[:-1], 0] if has_padding else mask for mask, has_padding in masks_with_flags]
         return prompt_ids, completion_ids, masks, *other_outputs
 

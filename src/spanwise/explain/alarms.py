@@ -119,14 +119,14 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a warning for each metric that has an alarming value in several consecutive batches."""
     sentence_of_metric = {}
     for metric_key, name, alarm in _find_watched(batches, "lasting"):
-        if len(longest_run := _longest_run(batches, metric_key, name, alarm)) < IN_A_ROW:
+        if len(streak := _longest_run(batches, metric_key, name, alarm)) < IN_A_ROW:
             continue
-        shares = [line[metric_key] for line in longest_run]
-        lowest_text, highest_text = f"{100 * min(shares):.0f} %", f"{100 * max(shares):.0f} %"
-        share_text = lowest_text if lowest_text == highest_text else f"{lowest_text} to {highest_text}"
-        steps_text = f" (steps {longest_run[0]['step']} to {longest_run[-1]['step']})" if "step" in longest_run[0] else ""
+        streak_shares = [batch[metric_key] for batch in streak]
+        min_share_text, max_share_text = f"{100 * min(streak_shares):.0f} %", f"{100 * max(streak_shares):.0f} %"
+        share_text = min_share_text if min_share_text == max_share_text else f"{min_share_text} to {max_share_text}"
+        steps_text = f" (steps {streak[0]['step']} to {streak[-1]['step']})" if "step" in streak[0] else ""
         problem_text = alarm.sentence.format(name=name, share=share_text)
-        sentence_of_metric[metric_key] = f"In {len(longest_run)} batches in a row{steps_text}: {problem_text} {alarm.cause}"
+        sentence_of_metric[metric_key] = f"In {len(streak)} batches in a row{steps_text}: {problem_text} {alarm.cause}"
     return sentence_of_metric
 
 
@@ -137,7 +137,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
     def holds(line: Mapping[str, Any]) -> bool:
         return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(silencing_key) or 0.0) > 0.5
 
-    return max((list(run) for has_problem, run in groupby(batches, key=holds) if has_problem), key=len, default=[])
+    return max((list(streak) for has_problem, streak in groupby(batches, key=holds) if has_problem), key=len, default=[])
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -145,8 +145,8 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
     sentence_of_metric = habits(batches)
     for metric_key, name, alarm in _find_watched(batches, "overall"):
         shares = values_of(batches, metric_key)
-        if metric_key not in sentence_of_metric and shares and alarm.holds(mean := sum(shares) / len(shares)):
-            sentence_of_metric[metric_key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
+        if metric_key not in sentence_of_metric and shares and alarm.holds(mean_share := sum(shares) / len(shares)):
+            sentence_of_metric[metric_key] = alarm.sentence.format(name=name, share=f"{100 * mean_share:.0f} %")
     return [*sentence_of_metric.values(), *end_alarms(batches).values()]
 
 
@@ -171,4 +171,4 @@ def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Return all logged values of a metric that are not NaN."""
-    return [value for line in batches if (value := line.get(key)) is not None and value == value]
+    return [value for batch in batches if (value := batch.get(key)) is not None and value == value]

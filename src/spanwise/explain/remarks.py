@@ -61,13 +61,13 @@ def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict
     if not len(reading):
         return {}
     warning_of_key = {"tags": _warn_missing_tags(reading, everyone, scheme)}
-    later_objectives = later_elements(scheme.names)
+    later_names = later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
         status_codes = set(everyone.scores.status_nm[:, m].tolist())
         has_reward = bool(status_codes & {Status.OK, Status.BROKE})
         if warning_of_key["tags"] and not has_reward and Status.ERROR not in status_codes:
             continue  # the warning about missing tags already explains why the objective has no reward
-        if Status.ABSENT in status_codes and objective.name in later_objectives:
+        if Status.ABSENT in status_codes and objective.name in later_names:
             continue
         for warning_kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
             # Only the process that read a completion knows the rewards of its missing blocks.
@@ -91,29 +91,29 @@ class Watch:
         """Return a batch's new warnings, and whether some objective has nothing to train on. See `_setup_warnings`."""
         everyone = reading if everyone is None else everyone
         warnings = _setup_warnings(reading, everyone, self.scheme)
-        new_keys = warnings.keys() - self._given_keys
+        new_warning_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
         absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
         # Do not warn again when the batch's metrics show the same problem. A different share of absent rewards may be a new
         # problem.
-        for warning_kind, _, name in (key.partition("/") for key in new_keys):
+        for warning_kind, _, name in (key.partition("/") for key in new_warning_keys):
             if warning_kind == "tags":
                 self._given_keys.add("credit/malformed")
             elif warning_kind in ("scored", "free"):
-                for objective, absent_share in zip(self.scheme.names, absent_shares, strict=True):
-                    if objective == name or objective.startswith(f"{name}."):
-                        shown_metrics = {f"credit/{objective}/reward_absent": absent_share}
-                        self._given_keys |= {f"free/{objective}", *habits([shown_metrics] * IN_A_ROW)}
+                for objective_name, absent_share in zip(self.scheme.names, absent_shares, strict=True):
+                    if objective_name == name or objective_name.startswith(f"{name}."):
+                        shown_metrics = {f"credit/{objective_name}/reward_absent": absent_share}
+                        self._given_keys |= {f"free/{objective_name}", *habits([shown_metrics] * IN_A_ROW)}
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
         """Warn if the turn that sets a rollout's reward (`worth_sm`) has a lower reward than an earlier turn."""
         turn_warnings = {}
         for m, objective in enumerate(self.scheme.objectives):
-            is_lost_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
-            if is_lost_s.any() and (objective.scope or self.scheme.default_scope) == "rollout":
+            is_higher_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]
+            if is_higher_s.any() and (objective.scope or self.scheme.default_scope) == "rollout":
                 turn_warnings[f"turns/{objective.name}"] = (
-                    f"In {len(trajectory_s[is_lost_s].unique())} of {len(trajectory_s.unique())} rollouts, an earlier turn has a "
+                    f"In {len(trajectory_s[is_higher_s].unique())} of {len(trajectory_s.unique())} rollouts, an earlier turn has a "
                     f"higher reward '{objective.name}' than the turn that counts. Only the last turn with a reward counts for a "
                     "rollout. To pay each turn its own reward, set scope: turn. To score the whole conversation, write a reward "
                     "function of 'completions'."
@@ -134,21 +134,21 @@ class Watch:
 
 def _warn_missing_tags(reading: Reading, everyone: Reading, scheme: Scheme) -> str:
     """Warn if over 99 % of the completions lack some tags of the layout. Other markers count too."""
-    lacks_parts_n, all_lacks_parts_n = ((r.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0 for r in (reading, everyone))
-    if reading.text is None or float(all_lacks_parts_n.double().mean()) <= 0.99:
+    lacks_parts_n, pooled_lacks_parts_n = ((r.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0 for r in (reading, everyone))
+    if reading.text is None or float(pooled_lacks_parts_n.double().mean()) <= 0.99:
         return ""
     texts = [whole_text(blocks) for blocks in reading.text]
     part_counts = next((counts for counts in census_of(scheme.layout, texts) if counts.lacking), None)
     if part_counts is None:
         return ""
-    tags_text = "these tags" if part_counts.segmenter == "tags" else "these parts"
-    advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
+    parts_text = "these tags" if part_counts.segmenter == "tags" else "these parts"
+    advice_text = f"Ask for {parts_text} in the prompt, or change the layout to what the model writes."
     length_n = reading.length_nk.sum(dim=1)
     cut_off_count, cut_sentence = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=lacks_parts_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
             f"{cut_sentence} If these completions were cut off, raise the token limit of a completion (max_completion_length, in "
-            f"verl data.max_response_length), or ask for shorter completions. If not, ask for {tags_text} in the prompt."
+            f"verl data.max_response_length), or ask for shorter completions. If not, ask for {parts_text} in the prompt."
         )
     layout_sentence = f"The layout in use contains {part_counts.lacking_text}. Rewards cannot read missing parts."
     return f"{part_counts.sentence} {layout_sentence} {advice_text}"
@@ -168,11 +168,11 @@ def cut_off(
     longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
     distinct_text_count = len({text_of(row) for row in longest_rows})
     longest_count = distinct_text_count if distinct_text_count > 1 else 0
-    longest_sentence = (
+    longest_text_sentence = (
         f"{longest_count} malformed completions with different texts are {largest_length} tokens long, the largest length."
     )
     unclosed_sentence = f"{unclosed_count} malformed completions ended inside a part (such as a tag) that they left open."
-    return max((unclosed_count, unclosed_sentence), (longest_count, longest_sentence))
+    return max((unclosed_count, unclosed_sentence), (longest_count, longest_text_sentence))
 
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
@@ -200,11 +200,11 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     if reading.scores.unused_nm is None:
         return ""
     if_missing = objective.if_missing
-    unused_rewards = enumerate(reading.scores.unused_nm[:, m].tolist())
-    ignored_rewards = {n: reward for n, reward in unused_rewards if not math.isnan(reward) and reward != if_missing}
+    numbered_rewards = enumerate(reading.scores.unused_nm[:, m].tolist())
+    ignored_rewards = {n: reward for n, reward in numbered_rewards if not math.isnan(reward) and reward != if_missing}
     if not ignored_rewards:
         return ""
-    first_row = min(ignored_rewards)
+    first_index = min(ignored_rewards)
     min_reward, max_reward = min(ignored_rewards.values()), max(ignored_rewards.values())
     rewards_text = f"{min_reward:g}" if min_reward == max_reward else f"{min_reward:g} to {max_reward:g}"
     source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
@@ -215,8 +215,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     if min_reward == max_reward:
         remedy = f"To give completions without the block a reward of {min_reward:g}, set if_missing={min_reward:g}."
     return (
-        f"{len(ignored_rewards)} of {len(reading)} completions have no block {blocks_text}, but have a reward of "
-        f"objective '{objective.name}': {rewards_text} ({source_text}). The first of these completions is completion {first_row}. "
+        f"{len(ignored_rewards)} of {len(reading)} completions have no block {blocks_text}, but have a reward of objective "
+        f"'{objective.name}': {rewards_text} ({source_text}). The first of these completions is completion {first_index}. "
         f"spanwise ignores rewards of completions without the block. {omission_text} {remedy}"
     )
 

@@ -199,13 +199,13 @@ def measure_fidelity(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231), Figure 1 (RMSE by outcome). RMSE alone rewards
         a baseline for including the sample itself, which shrinks its advantages: read it with the scale-free figures and q*.
     """
-    n_prompts, samples = rerolls.prefix_xs.shape
+    prompt_count, samples = rerolls.prefix_xs.shape
     for size in group_sizes:
         if not 2 <= size <= samples:
             raise DataError(f"A group of {size} cannot be drawn from {samples} samples per prompt; choose 2 to {samples}.")
-        if min(n_prompts, batch // size) < 1:
+        if min(prompt_count, batch // size) < 1:
             raise DataError(
-                f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size} completions; raise batch."
+                f"A batch of {batch} completions of {prompt_count} prompts holds no group of {size} completions; raise batch."
             )
     completion_columns = _prepare_columns(rerolls, rule)
     if not bool(completion_columns["usable_n"].any()):
@@ -214,9 +214,9 @@ def measure_fidelity(
             "samples of its last block that state a confidence."
         )
     generator = torch.Generator().manual_seed(seed)
-    sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
+    terms_bgxk = torch.zeros(len(baselines), len(group_sizes), prompt_count, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
-        drawn_prompt_p = torch.randperm(n_prompts, generator=generator)[: batch // size]
+        drawn_prompt_p = torch.randperm(prompt_count, generator=generator)[: batch // size]
         drawn_sample_pg = torch.rand(len(drawn_prompt_p), samples, generator=generator).argsort(dim=1)[:, :size]
         row_n = (drawn_prompt_p[:, None] * samples + drawn_sample_pg).flatten()
         batch_columns = {name: column[row_n] for name, column in completion_columns.items()}
@@ -224,14 +224,14 @@ def measure_fidelity(
         outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
         for b, options in enumerate(baselines.values()):
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
-            sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
+            terms_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
     drawn_prompt_rx = torch.multinomial(
-        torch.ones(n_prompts), draws * n_prompts, replacement=True, generator=generator
+        torch.ones(prompt_count), draws * prompt_count, replacement=True, generator=generator
     ).view(draws, -1)
-    weight_rx = torch.stack([drawn_prompt_x.bincount(minlength=n_prompts) for drawn_prompt_x in drawn_prompt_rx]).double()
-    figure_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
+    weight_rx = torch.stack([drawn_prompt_x.bincount(minlength=prompt_count) for drawn_prompt_x in drawn_prompt_rx]).double()
+    figure_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, terms_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
-    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), figure_rbgf, usable_share)
+    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(terms_bgxk.sum(dim=2)), figure_rbgf, usable_share)
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
@@ -288,15 +288,15 @@ def agreement(
     noise_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the Monte Carlo correlation, its value for exact advantages, and the RMSE of advantages scaled to fit best."""
-    adv_variance = adv_square_sum - adv_sum * adv_sum / count
-    mc_variance = mc_square_sum - mc_sum * mc_sum / count
-    covariance = product_sum - adv_sum * mc_sum / count
+    adv_variation = adv_square_sum - adv_sum * adv_sum / count
+    mc_variation = mc_square_sum - mc_sum * mc_sum / count
+    covariation = product_sum - adv_sum * mc_sum / count
     # Rounding gives even constant advantages a tiny variance.
-    is_varying = (adv_variance > 1e-12 * adv_square_sum) & (mc_variance > 1e-12 * mc_square_sum)
-    correlation = torch.where(is_varying, covariance / (adv_variance * mc_variance).sqrt(), torch.nan)
-    explained_sum = torch.where(adv_square_sum > 0, product_sum * product_sum / adv_square_sum, 0.0)
-    scaled_rmse = root_ratio(mc_square_sum - noise_sum - explained_sum, count)
-    return correlation, root_ratio(mc_variance - noise_sum, mc_variance), scaled_rmse
+    is_varying = (adv_variation > 1e-12 * adv_square_sum) & (mc_variation > 1e-12 * mc_square_sum)
+    correlation = torch.where(is_varying, covariation / (adv_variation * mc_variation).sqrt(), torch.nan)
+    explained_square_sum = torch.where(adv_square_sum > 0, product_sum * product_sum / adv_square_sum, 0.0)
+    scaled_rmse = root_ratio(mc_square_sum - noise_sum - explained_square_sum, count)
+    return correlation, root_ratio(mc_variation - noise_sum, mc_variation), scaled_rmse
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,7 @@ def simulated_fixed_point(
     confidence_v = level_v / LEVELS
     score_pair = [proper_score(confidence_v, torch.full_like(confidence_v, outcome), rule=rule) for outcome in (0.0, 1.0)]
     score_v2 = torch.stack(score_pair, dim=1)
-    options = {"baseline": baseline, "leave_one_out": leave_one_out}
+    adv_options = {"baseline": baseline, "leave_one_out": leave_one_out}
     learned_confidence_b = p_b
     weight_b2, weight_error_b2 = outcome_probability_b2, torch.zeros_like(outcome_probability_b2)
     for _ in range(2):
@@ -138,13 +138,13 @@ def simulated_fixed_point(
         generator = torch.Generator().manual_seed(seed)
         prompt_kind_columns = (p_b[:, None], mean_confidence_b[:, None], level_probability_bv)
         prompt_columns = [column.repeat(copies, 1) for column in prompt_kind_columns]
-        batch_sums = [_simulate_batch(prompt_columns, score_v2, group_size, options, generator) for _ in range(batches)]
-        sum_rcb2 = torch.stack(batch_sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
-        lost_gradient_b2, lost_error_b2 = _remove_explained_noise(sum_rcb2)
+        batch_sums = [_simulate_batch(prompt_columns, score_v2, group_size, adv_options, generator) for _ in range(batches)]
+        term_sum_rcb2 = torch.stack(batch_sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
+        baseline_gradient_b2, baseline_gradient_error_b2 = _remove_explained_noise(term_sum_rcb2)
         deviation_bv = confidence_v - mean_confidence_b[:, None]
         full_gradient_b2 = outcome_probability_b2 * copies * group_size * ((level_probability_bv * deviation_bv) @ score_v2)
-        weight_b2 = outcome_probability_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
-        weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
+        weight_b2 = outcome_probability_b2 * (1 - baseline_gradient_b2 / full_gradient_b2)
+        weight_error_b2 = (baseline_gradient_error_b2 / full_gradient_b2).abs()
         learned_confidence_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
     error_terms_b2 = weight_b2 * weight_error_b2.flip(1) * outcome_probability_b2.flip(1)
     return learned_confidence_b, error_terms_b2.square().sum(dim=1).sqrt() / weight_b2.sum(dim=1).square()
@@ -154,12 +154,12 @@ def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
     """Simulate a batch, and sum its gradient terms by prompt and outcome."""
-    p_b1, mean_confidence_b1, level_probability_bv = prompts
-    prompt_count = len(p_b1)
+    right_probability_b1, mean_confidence_b1, level_probability_bv = prompts
+    prompt_count = len(right_probability_b1)
     # An unused draw, to keep the random numbers of published results.
     torch.randint(1, (prompt_count, g), generator=generator)
     random_number_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
-    outcome_bg = (random_number_2bg[0] < p_b1).long()
+    outcome_bg = (random_number_2bg[0] < right_probability_b1).long()
     cumulative_probability_bv = level_probability_bv.cumsum(dim=1)
     level_bg = (random_number_2bg[1][..., None] > cumulative_probability_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
@@ -187,14 +187,14 @@ def _simulate_batch(
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
     """Return the mean gradient and its standard error, after removing noise that control variates explain."""
-    sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
-    mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
-    gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
+    term_sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
+    mean_sum_b21c = term_sum_b2rc.mean(dim=2, keepdim=True)
+    gradients, controls = (term_sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
     coefficients = torch.linalg.pinv(controls.mT @ controls, hermitian=True) @ (controls.mT @ gradients)
     gradient_residuals = (gradients - controls @ coefficients)[..., 0]
     batch_count = len(sum_rcb2)
-    mean_gradient, mean_controls = mean_sum_b21c.split([1, 3], dim=3)
-    mean_residual_b2 = (mean_gradient - mean_controls @ coefficients)[..., 0, 0]
+    mean_gradient, mean_control_variates = mean_sum_b21c.split([1, 3], dim=3)
+    mean_residual_b2 = (mean_gradient - mean_control_variates @ coefficients)[..., 0, 0]
     return mean_residual_b2, (gradient_residuals.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
 
 
@@ -212,10 +212,10 @@ def fixed_point_rows(
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
             simulation_options = {"copies": max(1, 512 // (size * len(p_b))), "batches": batches, "seed": seed, "rule": rule}
-            q_b, error_b = simulated_fixed_point(p_b, group_size=size, **simulation_options, **options)
-            standard_errors = error_b.tolist()
+            confidence_b, standard_error_b = simulated_fixed_point(p_b, group_size=size, **simulation_options, **options)
+            standard_errors = standard_error_b.tolist()
         else:
-            q_b, standard_errors = fixed_point(p_b, group_size=size, **options), [None] * len(p_b)
-        points = zip(probabilities, q_b.tolist(), standard_errors, strict=True)
+            confidence_b, standard_errors = fixed_point(p_b, group_size=size, **options), [None] * len(p_b)
+        points = zip(probabilities, confidence_b.tolist(), standard_errors, strict=True)
         table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in points]
     return table_rows

@@ -45,9 +45,9 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
 def difference_rows(fidelity: Fidelity) -> list[Row]:
     """Return the figures of the baseline `blended` minus those of `outcome`."""
     return [
-        {"a": "blended", "b": "outcome", "group_size": size, "figure": figure}
-        | _numbers(*fidelity.interval("blended", size, figure, minus="outcome"))
-        for figure, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
+        {"a": "blended", "b": "outcome", "group_size": size, "figure": figure_name}
+        | _numbers(*fidelity.interval("blended", size, figure_name, minus="outcome"))
+        for figure_name, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
     ]
 
 
@@ -139,14 +139,14 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     best_sentence = f"In groups of {size}, {top_row['baseline']} correlates best with Monte Carlo: {_with_bounds(top_row)}"
     if not other_rows:
         return f"{best_sentence}."
-    second_row = other_rows[0]
-    baseline_pair = {top_row["baseline"], second_row["baseline"]}
+    next_row = other_rows[0]
+    baseline_pair = {top_row["baseline"], next_row["baseline"]}
     pair_rows = [row for row in differences if row["group_size"] == size and {row["a"], row["b"]} == baseline_pair]
     intervals = [(row["low"], row["high"]) for row in pair_rows if row["figure"] == "correlation"]
-    is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else second_row["high"] >= top_row["low"]
-    difference_text = f"The difference between {top_row['baseline']} and {second_row['baseline']}"
+    is_within_noise = any(low <= 0 <= high for low, high in intervals) if intervals else next_row["high"] >= top_row["low"]
+    difference_text = f"The difference between {top_row['baseline']} and {next_row['baseline']}"
     noise_sentence = f" {difference_text} is within the noise." if is_within_noise else ""
-    return f"{best_sentence}; next is {second_row['baseline']} with {_with_bounds(second_row)}.{noise_sentence}"
+    return f"{best_sentence}; next is {next_row['baseline']} with {_with_bounds(next_row)}.{noise_sentence}"
 
 
 def _with_bounds(row: Mapping[str, Any]) -> str:
@@ -170,7 +170,7 @@ def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | N
 
 def _group_rows(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
     """Group neighbouring rows with the same entry in a column. Yield each entry with its rows."""
-    return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
+    return ((shared_entry, list(group)) for shared_entry, group in groupby(rows, key=itemgetter(key)))
 
 
 def _difference_panel(figure: str, rows: Rows) -> Panel:

@@ -106,7 +106,7 @@ class Roller:
         prompts = self.prompt_ids(rows)
         shortest_length = min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
-            self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
+            self.model, self.tokenizer, [[*prompts[row_index], *prefix] for row_index, prefix in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest_length), temperature=self.temperature, seed=seed, batch_size=batch_size,
             generation=self.generation,
         )  # fmt: skip
@@ -138,8 +138,8 @@ class Roller:
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
         spans, block_texts = self.read(ids_nt, mask_nt)
         is_in_first_block_nt = spans.block_nt == 0
-        used_columns = is_in_first_block_nt.any(dim=0).nonzero()
-        kept_width = int(used_columns.max()) + 1 if len(used_columns) else 1
+        used_column_indices = is_in_first_block_nt.any(dim=0).nonzero()
+        kept_width = int(used_column_indices.max()) + 1 if len(used_column_indices) else 1
         ids_of_prompts = [ids for ids in self.prompt_ids(rows) for _ in range(samples)]
         reward_n = self.rewards(rows, block_texts, row_n.tolist())
         return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], is_in_first_block_nt[:, :kept_width], reward_n)
@@ -148,16 +148,16 @@ class Roller:
         """Continue each prefix several times, and return the rewards."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # Sort prefixes by length, so that continuations in a batch are about equally long.
-        sorted_indices = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
+        sorted_prefix_indices = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         max_rows = min(ROWS, TOKENS // self.limit)
         prefixes_per_batch = max(1, max_rows // rerolls)
         continue_options = {"rerolls": rerolls, "batch_size": max(max_rows, rerolls)}
-        for batch_number, first_position in enumerate(range(0, len(sorted_indices), prefixes_per_batch)):
-            batch_indices = sorted_indices[first_position : first_position + prefixes_per_batch]
+        for batch_number, first_position in enumerate(range(0, len(sorted_prefix_indices), prefixes_per_batch)):
+            batch_indices = sorted_prefix_indices[first_position : first_position + prefixes_per_batch]
             chosen_prefixes = [prefixes[d] for d in batch_indices]
             with self._ending_at_later_blocks():
                 continued_texts = self.continued(rows, chosen_prefixes, seed=seed + batch_number, **continue_options)
-            row_n = [row for row, _ in chosen_prefixes for _ in range(rerolls)]
+            row_n = [row_index for row_index, _ in chosen_prefixes for _ in range(rerolls)]
             reward_dm[batch_indices] = self.rewards(rows, continued_texts, row_n).reshape(-1, rerolls)
         return reward_dm
 
@@ -239,9 +239,9 @@ def collect_tokens(
             "or --critics fitted."
         )
     last_trainable_index_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    previous_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)
+    previous_token_index_nt = torch.nn.functional.pad(last_trainable_index_nt[:, :-1], (1, 0), value=-1)
     is_chosen_nt = weight_nt > 0
-    follows_chosen_token_nt = (previous_index_nt < 0) | is_chosen_nt.gather(1, previous_index_nt.clamp(min=0))
+    follows_chosen_token_nt = (previous_token_index_nt < 0) | is_chosen_nt.gather(1, previous_token_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
     # The index -1 selects the last row of the rewards, which is NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
@@ -295,11 +295,11 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     value_names = saved_critic.names
     objective_name = value_names[0] if len(value_names) == len(objectives) == 1 else "correct"
     if objective_name not in value_names:
-        predicted_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
+        predicted_names_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' predicts {predicted_text}, but the critics are compared on the reward 'correct' alone. Write "
-            "values: objective in the recipe, and train again. Or leave the recipe's critic out of the comparison: --critics "
-            "fitted,mc."
+            f"The critic '{place}' predicts {predicted_names_text}, but the critics are compared on the reward 'correct' alone. "
+            "Write values: objective in the recipe, and train again. Or leave the recipe's critic out of the comparison: "
+            "--critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
 
@@ -335,8 +335,8 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
     """Yield batches of newly sampled first blocks without end; for speed, sample two batches at once."""
-    for first_number in count(0, 2 * CRITIC_BATCH):
-        row_indices = [number % len(rows) for number in range(first_number, first_number + 2 * CRITIC_BATCH)]
+    for first_draw_index in count(0, 2 * CRITIC_BATCH):
+        row_indices = [draw_index % len(rows) for draw_index in range(first_draw_index, first_draw_index + 2 * CRITIC_BATCH)]
         first_blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))
         yield first_blocks.take(slice(0, CRITIC_BATCH))
         yield first_blocks.take(slice(CRITIC_BATCH, None))

@@ -108,9 +108,9 @@ def monte_carlo_advantage(
     width = mask_nt.shape[1]
     position_t = torch.arange(width)
     segment_start_nt = torch.where(opens_segment_nt, position_t, 0).cummax(dim=1).values
-    start_or_width_nt = torch.where(opens_segment_nt, position_t, width)
-    start_at_or_after_nt = start_or_width_nt.flip(1).cummin(dim=1).values.flip(1)
-    next_segment_start_nt = torch.nn.functional.pad(start_at_or_after_nt[:, 1:], (0, 1), value=width)
+    opening_position_nt = torch.where(opens_segment_nt, position_t, width)
+    next_opening_nt = opening_position_nt.flip(1).cummin(dim=1).values.flip(1)
+    next_segment_start_nt = torch.nn.functional.pad(next_opening_nt[:, 1:], (0, 1), value=width)
     end_value_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_value_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_value_n1)], dim=1)
@@ -213,10 +213,10 @@ class TokenFidelity:
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def _family(self, start: str) -> list[str]:
-        family_names = [start] if start in self.estimators else [name for name in self.estimators if name.startswith(start)]
-        if not family_names or not start:
+        member_names = [start] if start in self.estimators else [name for name in self.estimators if name.startswith(start)]
+        if not member_names or not start:
             raise RecipeError(unknown("estimator", start, self.estimators))
-        return family_names
+        return member_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
         """Return a function from bootstrap weights to each estimator's correlation with Monte Carlo (-inf if undefined)."""
@@ -311,7 +311,7 @@ def token_fidelity(
     critic_sums = []
     for value_nt in critics.values():
         known_value_nt = torch.where(mask_nt & has_reward_n[:, None], value_nt.double(), 0.0)
-        token_estimates = (estimate(trajectories, known_value_nt) for estimate in TOKEN_ESTIMATORS.values())
+        token_estimates = (estimator(trajectories, known_value_nt) for estimator in TOKEN_ESTIMATORS.values())
         estimator_sums = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in token_estimates]
         estimator_sums.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, token_weight_snt))
         critic_sums.append(torch.stack(estimator_sums))
@@ -340,7 +340,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures (`TOKEN_FIGURES`) from sums over completions of what `_sums` returns."""
     term_sums = sums.unbind(-1)
-    count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = term_sums
+    token_count, _, _, adv_square_sum, mc_square_sum, adv_mc_sum, noise_sum = term_sums
     correlation, ceiling, scaled_rmse = agreement(*term_sums)
-    rmse = root_ratio(adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum, count)
+    rmse = root_ratio(adv_square_sum - 2 * adv_mc_sum + mc_square_sum - noise_sum, token_count)
     return torch.stack([correlation, ceiling, rmse, scaled_rmse], dim=-1)

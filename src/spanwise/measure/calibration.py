@@ -164,8 +164,8 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
 def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
     """Return confidence and correctness in float64 on the CPU. Refuse numbers outside [0, 1]."""
     check_counts(confidence_n, "confidences", correct_n, "answers", advice="give one to each answer")
-    for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
-        refuse_value(name, value_n, (value_n < 0) | (value_n > 1) | value_n.isnan(), "in [0, 1]")
+    for name, column_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
+        refuse_value(name, column_n, (column_n < 0) | (column_n > 1) | column_n.isnan(), "in [0, 1]")
     return confidence_n.cpu().double(), correct_n.cpu().double()
 
 

@@ -151,17 +151,17 @@ class ArmComparison:
 
     def summary(self) -> str:
         """Say how many differences between methods are beyond the noise of seeds, and name them."""
-        clear_names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
-        count = len(self.differences)
-        if not clear_names:
-            return f"None of {count} differences is beyond the noise: these runs do not show which method is better."
-        other_count = count - len(clear_names)
-        others_text = f" Differences that may be noise: {other_count}." if other_count else ""
+        clear_texts = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
+        diff_count = len(self.differences)
+        if not clear_texts:
+            return f"None of {diff_count} differences is beyond the noise: these runs do not show which method is better."
+        noise_count = diff_count - len(clear_texts)
+        noise_text = f" Differences that may be noise: {noise_count}." if noise_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"{len(clear_names)} of {count} differences are beyond the noise: {', '.join(clear_names)}.{others_text} The noise is "
-            "how much seeds differ on the same held-out prompts. Holm's correction covers the pairs of methods, but not the number "
-            f"of figures ({figure_count}). So up to {figure_count * (1 - self.level):.2g} differences may be luck."
+            f"{len(clear_texts)} of {diff_count} differences are beyond the noise: {', '.join(clear_texts)}.{noise_text} The noise "
+            "is how much seeds differ on the same held-out prompts. Holm's correction covers the pairs of methods, but not the "
+            f"number of figures ({figure_count}). So up to {figure_count * (1 - self.level):.2g} differences may be luck."
         )
 
 
@@ -215,7 +215,7 @@ def compare_arms(
             method: {s: math.nan if (value := values.get(name)) is None else value for s, values in figures_by_seed.items()}
             for method, figures_by_seed in runs.items()
         }
-        cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
+        cells |= {(method, name): _over_seeds(run_values.values(), level) for method, run_values in values_by_method.items()}
         intervals = []
         for a, b in ((values_by_method[a], values_by_method[b]) for a, b in method_pairs):
             intervals.append(_over_seeds([a[seed] - b[seed] for seed in a if seed in b], level))
@@ -285,7 +285,7 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
         noncentrality = abs(difference) / sd * math.sqrt(n)
         critical_t = scipy.stats.t.ppf(1 - alpha / 2, n - 1)
         # SciPy's nct.cdf is NaN for a large noncentrality, but nct.sf is not.
-        return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
+        return float(sum(scipy.stats.nct.sf(critical_t, n - 1, shift) for shift in (noncentrality, -noncentrality))) >= power
 
     seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the fewest seeds that reach the power
     return seed_count if seed_count <= most else None

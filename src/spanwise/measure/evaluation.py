@@ -109,11 +109,11 @@ def figure_intervals(
         intervals[name] = None
         if figure is None or not len(figure.columns[0]):
             continue
-        known_prompts, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
+        known_prompts, bootstrap_options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
-            interval = ece_interval(Reports(*figure.columns, prompts=known_prompts), **options)
+            interval = ece_interval(Reports(*figure.columns, prompts=known_prompts), **bootstrap_options)
         else:
-            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **options)
+            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **bootstrap_options)
         if not math.isnan(interval.value):
             # unknown bounds stay NaN, because max(nan, 0.0) is NaN
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
@@ -138,17 +138,17 @@ def build_figures(
         lengths_text = ", ".join(map(str, lengths))
         raise AlignmentError(f"The columns of an evaluation have {lengths_text} entries; give one entry to each completion.")
     is_judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    columns = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
-    confidence_i, correct_i = (column.double() for column in columns)
+    reports = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
+    confidence_i, correct_i = (column.double() for column in reports)
     mean_confidence = float(confidence_i.mean())
-    share_extremes = (([0.0],), ([1.0],))  # one more prompt lowers a mean most with the value 0, and raises it most with 1
-    sharpness_extremes = (([mean_confidence],), ([float(mean_confidence < 0.5)],))
+    share_ends = (([0.0],), ([1.0],))  # one more prompt lowers a mean most with the value 0, and raises it most with 1
+    sharpness_ends = (([mean_confidence],), ([float(mean_confidence < 0.5)],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
             return None
         is_known_n = ~column_n.isnan().cpu()
-        return BoundedFigure(weighted_mean, (column_n.cpu()[is_known_n].double(),), is_known_n, share_extremes)
+        return BoundedFigure(weighted_mean, (column_n.cpu()[is_known_n].double(),), is_known_n, share_ends)
 
     return {
         "accuracy": share(correct_n),
@@ -156,11 +156,11 @@ def build_figures(
         "format_rate": share(well_formed_n),
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
-        "mean_confidence": BoundedFigure(weighted_mean, (confidence_i,), is_judged_n, share_extremes),
-        "sharpness": BoundedFigure(_variance, (confidence_i,), is_judged_n, sharpness_extremes),
-        "ece": BoundedFigure(weighted_ece, columns, is_judged_n, ((), ())),
-        "brier": BoundedFigure(weighted_mean, ((confidence_i - correct_i).square(),), is_judged_n, share_extremes),
-        "auroc": BoundedFigure(weighted_auroc, columns, is_judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
+        "mean_confidence": BoundedFigure(weighted_mean, (confidence_i,), is_judged_n, share_ends),
+        "sharpness": BoundedFigure(_variance, (confidence_i,), is_judged_n, sharpness_ends),
+        "ece": BoundedFigure(weighted_ece, reports, is_judged_n, ((), ())),
+        "brier": BoundedFigure(weighted_mean, ((confidence_i - correct_i).square(),), is_judged_n, share_ends),
+        "auroc": BoundedFigure(weighted_auroc, reports, is_judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
 
@@ -221,10 +221,10 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
         selection of Andrews and Soares 2010 (Econometrica 78). Bias of the ECE: Broecker 2012; Kumar et al. 2019
         (arXiv 1909.10155).
     """
-    gaps_of_weights = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
+    gap_function = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
     prompt_n = prompt_index(reports.prompts, len(reports.correct_n))
     unseen_gap_jb = unseen_gaps(reports.confidence_n, prompt_n, bins=bins)
-    return gaps_interval(gaps_of_weights, unseen_gap_jb, prompt_n, resamples=resamples, level=level, seed=seed)
+    return gaps_interval(gap_function, unseen_gap_jb, prompt_n, resamples=resamples, level=level, seed=seed)
 
 
 def ece_difference(
@@ -254,12 +254,12 @@ def ece_difference(
         )
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        weights_of_runs = ((a, weight_rn[:, : len(ids_a)]), (b, weight_rn[:, len(ids_a) :]))
-        return torch.cat([weighted_gaps(x.confidence_n, x.correct_n, w_rn, bins=bins) for x, w_rn in weights_of_runs], dim=1)
+        weighted_runs = ((a, weight_rn[:, : len(ids_a)]), (b, weight_rn[:, len(ids_a) :]))
+        return torch.cat([weighted_gaps(x.confidence_n, x.correct_n, w_rn, bins=bins) for x, w_rn in weighted_runs], dim=1)
 
-    unseen_gap_a_jb = unseen_gaps(a.confidence_n, prompt_n[: len(ids_a)], bins=bins)
-    unseen_gap_b_jb = unseen_gaps(b.confidence_n, prompt_n[len(ids_a) :], bins=bins)
-    unseen_gap_jb = torch.cat([unseen_gap_a_jb, unseen_gap_b_jb.flip(0)], dim=1)
+    unseen_of_a_jb = unseen_gaps(a.confidence_n, prompt_n[: len(ids_a)], bins=bins)
+    unseen_of_b_jb = unseen_gaps(b.confidence_n, prompt_n[len(ids_a) :], bins=bins)
+    unseen_gap_jb = torch.cat([unseen_of_a_jb, unseen_of_b_jb.flip(0)], dim=1)
     return gaps_interval(gaps, unseen_gap_jb, prompt_n, minus=True, resamples=resamples, level=level, seed=seed)
 
 

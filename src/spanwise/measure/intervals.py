@@ -192,9 +192,9 @@ def unseen_interval(
     def extend(column_n: Tensor, end_values: Sequence[float]) -> Tensor:
         return torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])
 
-    extended_columns = [[extend(*pair) for pair in zip(columns, extreme_columns, strict=True)] for extreme_columns in ends]
+    columns_of_ends = [[extend(*pair) for pair in zip(columns, end, strict=True)] for end in ends]
     low_figure_r, high_figure_r = resample(
-        lambda weight_rn: torch.stack([figure(*columns_of_end, weight_rn) for columns_of_end in extended_columns], dim=1),
+        lambda weight_rn: torch.stack([figure(*extended_columns, weight_rn) for extended_columns in columns_of_ends], dim=1),
         extended_prompt_n, resamples=resamples, seed=seed, smooth=True,
     )[1].unbind(dim=1)  # fmt: skip
     lower_bound = low_figure_r.quantile((1 - interval.level) / 2)
@@ -221,8 +221,8 @@ def resample(
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
     weight_chunks = draw_weights(n_prompts, len(prompt_n), resamples, seed, smooth)
-    values = [figure(weight_rp[:, prompt_n]) for weight_rp in weight_chunks]
-    return figure_value, torch.cat(values) if values else figure_value.new_zeros(0, *figure_value.shape), n_prompts
+    value_parts = [figure(weight_rp[:, prompt_n]) for weight_rp in weight_chunks]
+    return figure_value, torch.cat(value_parts) if value_parts else figure_value.new_zeros(0, *figure_value.shape), n_prompts
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:

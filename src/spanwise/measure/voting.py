@@ -119,17 +119,17 @@ def voting(
     samples_by_prompt: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
         samples_by_prompt[prompt].append(("" if answer is None else str(answer).strip(), c, q))
-    usable_voting_ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
+    usable_voting_rules = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
     accuracies_by_prompt = [
-        _expected_accuracies(samples, sample_counts, usable_voting_ways, subsets, seed * 100_003 + prompt)
+        _expected_accuracies(samples, sample_counts, usable_voting_rules, subsets, seed * 100_003 + prompt)
         for prompt, samples in samples_by_prompt.items()
     ]
     id_of_prompt = dict(zip(prompt_n.tolist(), list_ids(prompts), strict=True))
     ids = tuple(id_of_prompt[prompt] for prompt in samples_by_prompt)
     curves = {}
-    for way in usable_voting_ways:
-        accuracy_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
-        curves[way] = _build_curve(sample_counts, accuracy_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
+    for rule in usable_voting_rules:
+        accuracy_pb = torch.tensor([accuracies[rule] for accuracies in accuracies_by_prompt], dtype=torch.float64)
+        curves[rule] = _build_curve(sample_counts, accuracy_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
     return curves
 
 
@@ -164,8 +164,8 @@ def _build_curve(
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         known_value_i = value_p[~value_p.isnan()]
-        mean_of_weights = partial(weighted_mean, known_value_i)
-        intervals.append(bootstrap(mean_of_weights, range(len(known_value_i)), resamples=resamples, seed=seed))
+        mean_function = partial(weighted_mean, known_value_i)
+        intervals.append(bootstrap(mean_function, range(len(known_value_i)), resamples=resamples, seed=seed))
     return Curve(budgets, value_pb, prompts, tuple(intervals))
 
 
@@ -179,39 +179,39 @@ def _expected_accuracies(
         samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
     )
     total = len(samples)
-    answer_texts, *number_columns = zip(*samples, strict=True)
+    answer_texts, *report_columns = zip(*samples, strict=True)
     index_of_answer = {text: index for index, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
     answer_index_m = torch.tensor([index_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(index_of_answer))[:, None] == answer_index_m).double()
-    correctness_m, confidence_m = (torch.tensor(column, dtype=torch.float64) for column in number_columns)
+    correctness_m, confidence_m = (torch.tensor(column, dtype=torch.float64) for column in report_columns)
     is_judged_m = ~correctness_m.isnan()
     judged_count_a = vote_am @ is_judged_m.double()
     accuracy_a = vote_am @ correctness_m.nan_to_num(nan=0.0) / judged_count_a.clamp_(min=1)
     correctness_m = torch.where(is_judged_m, correctness_m, vote_am.T @ accuracy_a)
-    right_count = int((correctness_m > 0.5).sum())
+    correct_count = int((correctness_m > 0.5).sum())
     weight_m = confidence_m.nan_to_num(nan=0.0)
     possible_sample_counts = {n for n in budgets if n <= total and bool(is_judged_m.any())}
     voter_weights = [torch.ones_like(weight_m), weight_m][: 1 + ("weighted" in ways)]
     vote_accuracies = {
         n: _vote(vote_am, accuracy_a, voter_weights, _draw_subsets(total, n, subsets, seed)) for n in possible_sample_counts
     }
-    accuracy_of_way: dict[str, Callable[[int], float]] = {
+    accuracy_functions: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correctness_m.mean()),
-        "pass@k": lambda n: 1 - math.comb(total - right_count, n) / math.comb(total, n),
+        "pass@k": lambda n: 1 - math.comb(total - correct_count, n) / math.comb(total, n),
         "majority": lambda n: vote_accuracies[n][0],
         "weighted": lambda n: vote_accuracies[n][1],
         "maxconf": lambda n: _choose_highest(correctness_m, confidence_m, n),
     }
-    return {way: [accuracy_of_way[way](n) if n in possible_sample_counts else math.nan for n in budgets] for way in ways}
+    return {way: [accuracy_functions[way](n) if n in possible_sample_counts else math.nan for n in budgets] for way in ways}
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the mean correctness of the top-scored one of n random samples. Ties have equal odds; NaN is lowest."""
-    known_score_m = score_m.nan_to_num(nan=-math.inf)
-    distinct_score_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
+    filled_score_m = score_m.nan_to_num(nan=-math.inf)
+    distinct_score_v, rank_m, count_v = torch.unique(filled_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_score_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
-    subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]
+    subset_counts = [math.comb(high_count, n) - math.comb(low_count, n) for low_count, high_count in pairwise(counts_below)]
     correct_sum = sum(count * mean for count, mean in zip(subset_counts, mean_correct_v.tolist(), strict=True))
     return correct_sum / math.comb(len(score_m), n)
 
@@ -226,8 +226,8 @@ def _vote(vote_am: Tensor, value_a: Tensor, weights: list[Tensor], subsets: Iter
         has_vote_as = vote_am @ subset_ms > 0
         for index, vote_weight_am in enumerate(vote_weights):
             answer_weight_as = vote_weight_am @ subset_ms
-            winner_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
-            correct_sums[index] += float((value_a @ winner_as / winner_as.sum(dim=0).clamp_(min=1)).sum())
+            is_winner_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
+            correct_sums[index] += float((value_a @ is_winner_as / is_winner_as.sum(dim=0).clamp_(min=1)).sum())
         subset_count += subset_ms.shape[1]
     return [correct_sum / subset_count for correct_sum in correct_sums]
 
@@ -238,8 +238,8 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
         yield _all_subsets(m, n)
         return
     generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each m and n get independent subsets
-    for first_subset in range(0, most, 4096):
-        random_ms = torch.rand(m, min(4096, most - first_subset), generator=generator)
+    for drawn_count in range(0, most, 4096):
+        random_ms = torch.rand(m, min(4096, most - drawn_count), generator=generator)
         chosen_ns = random_ms.topk(n, dim=0, sorted=False).indices
         yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
 

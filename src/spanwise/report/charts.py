@@ -123,8 +123,8 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     outline_layer = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
     zero_lines = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bin_rows = [row for row in rows if row["low"] < row["high"]]
-    hover = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
-    return _layered(height, *zero_lines, area_layer, outline_layer, hover)
+    tips = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
+    return _layered(height, *zero_lines, area_layer, outline_layer, tips)
 
 
 @_unchecked
@@ -225,17 +225,17 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
     if not is_known(row.get(value)):
         return NOTHING
     bound_texts = [_format(row[bound_name], percent) for bound_name in ("low", "high") if is_known(row.get(bound_name))]
-    error_text = f" ± {_format(row['error'], percent)}" if is_known(row.get("error")) else ""
-    return f"{_format(row[value], percent)}{error_text}" + (f" [{', '.join(bound_texts)}]" if len(bound_texts) == 2 else "")
+    margin_text = f" ± {_format(row['error'], percent)}" if is_known(row.get("error")) else ""
+    return f"{_format(row[value], percent)}{margin_text}" + (f" [{', '.join(bound_texts)}]" if len(bound_texts) == 2 else "")
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
     """Build an invisible band around each `x` of a chart. Its tooltip shows the values of all series there."""
     x_values = sorted({row["x"] for row in rows})
-    single_x_margin = 0 if len(x_values) > 1 else 0.5
+    edge_margin = 0 if len(x_values) > 1 else 0.5
     midpoints = [(left_x + right_x) / 2 for left_x, right_x in pairwise(x_values)]
-    left_edges = dict(zip(x_values, [x_values[0] - single_x_margin, *midpoints], strict=True))
-    right_edges = dict(zip(x_values, [*midpoints, x_values[-1] + single_x_margin], strict=True))
+    left_edges = dict(zip(x_values, [x_values[0] - edge_margin, *midpoints], strict=True))
+    right_edges = dict(zip(x_values, [*midpoints, x_values[-1] + edge_margin], strict=True))
     rows_with_edges = [{**row, "left": left_edges[row["x"]], "right": right_edges[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
@@ -253,13 +253,13 @@ def bands(
         band_position = {key: row[key] for key in keys}
         band_row = band_rows.setdefault(tuple(band_position.values()), band_position | empty_fields)
         band_row[field_of_series[str(row["series"])]] = value_text(row, value=value, percent=percent)
-    position_lines = [
+    position_tips = [
         tip(key, title, number=all(isinstance(row[key], int | float) for row in rows))
         for key, title in keys.items() if title is not None
     ]  # fmt: skip
-    series_lines = [tip(field, name or value) for name, field in field_of_series.items()]
+    series_tips = [tip(field, name or value) for name, field in field_of_series.items()]
     band_chart = alt.Chart(alt.InlineData(values=list(band_rows.values())))
-    return highlight(band_chart, **place, tooltip=[*position_lines, *series_lines])
+    return highlight(band_chart, **place, tooltip=[*position_tips, *series_tips])
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:

@@ -49,12 +49,12 @@ def compare_report(
         (True, True)
     """
     arm_names = comparison.methods
-    seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
+    seeds = sorted({seed for arm_curves in curves.values() for seed in arm_curves})
     max_seed_count = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count_text = f"{sum(d.verdict == 'clear' for d in comparison.differences)} of {len(comparison.differences)}"
-    seed_counts = {len(by_seed) for by_seed in curves.values()}
-    seeds_text = f"{min(seed_counts)} to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
-    evaluations_by_run = [evaluations for by_seed in curves.values() for evaluations in by_seed.values()]
+    seed_counts = {len(arm_curves) for arm_curves in curves.values()}
+    seed_count_text = f"{min(seed_counts)} to {max_seed_count}" if len(seed_counts) > 1 else f"{max_seed_count}"
+    evaluations_by_run = [evaluations for arm_curves in curves.values() for evaluations in arm_curves.values()]
     curve_panels: list[Panel] = []
     for name in parts.figures_of(chain.from_iterable(evaluations_by_run)):
         curve_rows = [row for arm in arm_names for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
@@ -79,7 +79,7 @@ def compare_report(
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arm_names)} arms were trained from the same start, {seeds_text} seeds each: {', '.join(arm_names)}."
+        lead=f"{len(arm_names)} arms were trained from the same start, {seed_count_text} seeds each: {', '.join(arm_names)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,
@@ -87,7 +87,7 @@ def compare_report(
         sections=page_sections,
         headlines=[
             Headline("arms", len(arm_names)),
-            Headline("seeds per arm", seeds_text),
+            Headline("seeds per arm", seed_count_text),
             Headline("differences beyond the noise", clear_count_text, "after Holm's correction for the number of pairs"),
             *_best_arm_headlines(comparison),
         ],
@@ -117,11 +117,11 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
         worse_arms = {_better_first(d)[1] for d in comparison.differences if d.figure == figure and d.verdict == "clear"}
         measured_arms = [arm for arm in comparison.methods if comparison.cells[arm, figure].count]
         best_arms = [arm for arm in measured_arms if arm not in worse_arms]
-        warnings = "; ".join(
+        warning = "; ".join(
             f"{arm}: {comparison.wrong[arm, figure]}" for arm in best_arms if (arm, figure) in comparison.wrong
         )
         count_text = f"{len(best_arms)} of {len(measured_arms)}"
-        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count_text, ", ".join(best_arms), warnings))
+        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count_text, ", ".join(best_arms), warning))
     return headlines
 
 
@@ -180,10 +180,10 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
         untrusted_arms = [arm for arm in compared_arms if (arm, name) in comparison.wrong]
         sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing (see the alarm).")
     if meaningful_differences and not clear_differences:
-        examples = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
+        example_diffs = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
         if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):
-            examples = [max(meaningful_differences, key=lambda d: d.interval.count)]
-        sentences += [d.sentence() for d in examples] or [f"In {figure_label} all differences are inside the noise."]
+            example_diffs = [max(meaningful_differences, key=lambda d: d.interval.count)]
+        sentences += [d.sentence() for d in example_diffs] or [f"In {figure_label} all differences are inside the noise."]
     return " ".join(sentences)
 
 
@@ -205,6 +205,6 @@ def _state_better(d: Difference) -> str:
     has_better_direction = is_accuracy_figure or d.figure in (*LOWER_BETTER, *HIGHER_BETTER)
     winner, loser = _better_first(d)
     smaller_bound, larger_bound = sorted([abs(d.interval.low), abs(d.interval.high)])
-    size_text = f"{abs(d.interval.value):.3f} [{smaller_bound:.3f}, {larger_bound:.3f}]"
+    diff_text = f"{abs(d.interval.value):.3f} [{smaller_bound:.3f}, {larger_bound:.3f}]"
     adjective = "better" if has_better_direction else "higher"
-    return f"{winner} is {adjective} than {loser} in {parts.figure_name(d.figure)} by {size_text} over {d.interval.count} seeds."
+    return f"{winner} is {adjective} than {loser} in {parts.figure_name(d.figure)} by {diff_text} over {d.interval.count} seeds."

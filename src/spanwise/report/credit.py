@@ -57,7 +57,7 @@ def credit_report(
         >>> "rollouts.parquet" in page
         True
     """
-    all_columns = [value_n for columns in (rewards, *credit.values()) for value_n in columns.values()]
+    all_columns = [column_n for columns in (rewards, *credit.values()) for column_n in columns.values()]
     count = max(map(len, all_columns), default=0)
     finding_text = credit_finding(credit, *view.pair)
     credit = {method: parts.grouped(columns) for method, columns in credit.items()}
@@ -163,13 +163,13 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     is_opposed_by_block = {block: left_credit[block] * right_credit[block] < 0 for block in common_blocks}
     if not common_blocks:
         return ""
-    opposed_count = int(torch.stack(list(is_opposed_by_block.values())).any(dim=0).sum())
+    opposed_row_count = int(torch.stack(list(is_opposed_by_block.values())).any(dim=0).sum())
     count_text = f"none of {completion_count:,} completions"
-    if opposed_count:
-        share_text = parts.percent(opposed_count / completion_count)
-        count_text = f"{opposed_count:,} of {completion_count:,} completions ({share_text})"
-    if opposed_count and len(common_blocks) > 1:
-        opposed_counts = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
-        top_block = max(opposed_counts, key=opposed_counts.__getitem__)
-        count_text += f", most often in the block {top_block} ({opposed_counts[top_block]:,})"
+    if opposed_row_count:
+        share_text = parts.percent(opposed_row_count / completion_count)
+        count_text = f"{opposed_row_count:,} of {completion_count:,} completions ({share_text})"
+    if opposed_row_count and len(common_blocks) > 1:
+        count_by_block = {block: int(is_opposed_n.sum()) for block, is_opposed_n in is_opposed_by_block.items()}
+        top_block = max(count_by_block, key=count_by_block.__getitem__)
+        count_text += f", most often in the block {top_block} ({count_by_block[top_block]:,})"
     return f"{left} and {right} disagree on the sign of a block's credit in {count_text}."

@@ -146,13 +146,13 @@ def shown(value: Cell) -> str:
 @cache
 def template(name: str) -> Template:
     """Load a Jinja template of the report page or of a part of the page."""
-    environment = Environment(
+    jinja_environment = Environment(
         loader=PackageLoader("spanwise.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"shown": shown, "spec": spec_data}
-    environment.globals["ABSENT"] = ABSENT
-    return environment.get_template(name)
+    jinja_environment.filters |= {"shown": shown, "spec": spec_data}
+    jinja_environment.globals["ABSENT"] = ABSENT
+    return jinja_environment.get_template(name)
 
 
 @cache

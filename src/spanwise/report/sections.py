@@ -101,22 +101,22 @@ def voting_section(
     if any(arms_with_score):
         score_note = f"{', '.join(arms_with_score)}: {score_note[0].lower()}{score_note[1:]}"
     rows_of_arm = {arm: voting_rows(arm_curves, over=over) for arm, arm_curves in votes.items()}
-    voting_ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
+    voting_rules = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
     arm_panels: list[Panel] = []
     for arm, rows in rows_of_arm.items():
         panel_title = arm or "Accuracy by voting budget"
-        arm_panels += curve_panel(panel_title, rows, voting_ways, y="accuracy", percent=True, **_VOTING_OPTIONS)
-    return section("Voting", {"over": over, "note": score_note}, legend=voting_ways, panels=arm_panels)
+        arm_panels += curve_panel(panel_title, rows, voting_rules, y="accuracy", percent=True, **_VOTING_OPTIONS)
+    return section("Voting", {"over": over, "note": score_note}, legend=voting_rules, panels=arm_panels)
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
     """Build the section on the accuracy of later attempts minus the first attempt's. Each chooses by majority vote."""
-    first_attempt = next(iter(votes), "")
-    curves_of_attempts = {name: curve_by_way["majority"] for name, curve_by_way in votes.items() if curve_by_way}
+    first_block = next(iter(votes), "")
+    curves_of_attempts = {name: curve_by_rule["majority"] for name, curve_by_rule in votes.items() if curve_by_rule}
     difference_curves = {
-        f"{name} - {first_attempt}": curve_difference(curve, curves_of_attempts[first_attempt])
+        f"{name} - {first_block}": curve_difference(curve, curves_of_attempts[first_block])
         for name, curve in curves_of_attempts.items()
-        if name != first_attempt and curve.prompts == curves_of_attempts[first_attempt].prompts
+        if name != first_block and curve.prompts == curves_of_attempts[first_block].prompts
     }
     difference_names = list(difference_curves)
     curve_options = {"y": "difference in accuracy", "y_zero": True, **_VOTING_OPTIONS}
@@ -167,11 +167,11 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
     """Return chart rows of accuracy by number of samples and way of voting. pass@1 is left out: its curve is flat."""
     return [
-        {"series": WAYS.get(name, name), "x": budget, "value": i.value, "low": i.low, "high": i.high, over: i.count}
+        {"series": WAYS.get(name, name), "x": budget, "value": ci.value, "low": ci.low, "high": ci.high, over: ci.count}
         for name, curve in votes.items()
         if name != "pass@1"
-        for budget, i in zip(curve.budgets, curve.intervals, strict=True)
-        if i.value == i.value
+        for budget, ci in zip(curve.budgets, curve.intervals, strict=True)
+        if ci.value == ci.value
     ]
 
 
@@ -242,9 +242,9 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
     curve_rows = []
     for chunk_start in range(0, len(points), chunk_size):
         chunk_points = points[chunk_start : chunk_start + chunk_size]
-        numbers = [value for point in chunk_points if (value := figure(point, name)) is not None]
-        if numbers:
-            curve_rows.append({"series": series, "x": chunk_points[-1]["step"], "value": math.fsum(numbers) / len(numbers)})
+        values = [value for point in chunk_points if (value := figure(point, name)) is not None]
+        if values:
+            curve_rows.append({"series": series, "x": chunk_points[-1]["step"], "value": math.fsum(values) / len(values)})
     return curve_rows
 
 
@@ -256,8 +256,8 @@ def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row
         if row.get("low") is not None and row["low"] == row["low"]:
             cell_value = f"{cell_value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
         row_by_key.setdefault(row[key], {})[row["series"]] = cell_value
-    columns = dict.fromkeys(row["series"] for row in rows)
-    return [{label or key: place, **{name: row_by_key[place].get(name) for name in columns}} for place in sorted(row_by_key)]
+    series = dict.fromkeys(row["series"] for row in rows)
+    return [{label or key: place, **{name: row_by_key[place].get(name) for name in series}} for place in sorted(row_by_key)]
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:

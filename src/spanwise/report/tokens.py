@@ -93,7 +93,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     is_judged = any(row.rewards.get(outcome_name) in (0, 1) for row in rows)
     method_rules = {method: view.rules.get(method, Rule()) for method in view.methods}.items()
     stated_confidences = chain.from_iterable(row.stated.items() for row in rows)
-    confidence_objectives = {name for name, value in stated_confidences if _number(value) is not None}
+    confidence_names = {name for name, value in stated_confidences if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
@@ -117,7 +117,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         ],
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
-        "openings": _coded([[opening(row, view.outcome, confidence_objectives)] for row in rows]),
+        "openings": _coded([[opening(row, view.outcome, confidence_names)] for row in rows]),
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in method_rules],
         "why": [[explained(row, method, rule) for method, rule in method_rules] for row in rows],
         "credits": [
@@ -131,7 +131,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "glossary": dict(GLOSSARY),
         "sharing": SHARING,
         "total": max(view.total or 0, len(rows)),
-        "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
+        "opens": [{name: list(indices) for name, indices in row.opens.items()} for row in rows],
         "probabilities": _coded_numbers([row.probabilities for row in rows], COARSE),
     }
 
@@ -158,7 +158,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
         if len(column) != length:
             raise AlignmentError(f"Completion {number} has {length} tokens and {len(column)} {name}; give each token one.")
     labelled_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
-    labelled_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
+    labelled_spans += [("A segment", min(indices), max(indices) + 1) for indices in row.opens.values() if len(indices)]
     for label, start, end in labelled_spans:
         if start < end and not 0 <= start < end <= length:
             raise AlignmentError(
@@ -170,18 +170,18 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     """Compress lists of token numbers with `_coded`. `scale` is the absolute value that the page shows in full colour."""
     if all(column is None for column in columns):
         return None
-    number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
-    finite_number_v = np.nan_to_num(number_v)
+    columns_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
+    finite_number_v = np.nan_to_num(columns_v)
     change_count = np.count_nonzero(finite_number_v[1:] != finite_number_v[:-1])
-    kept_digits = FEW if change_count > MANY else digits
-    distinct_numbers, distinct_index_v = np.unique(number_v, return_inverse=True)
-    rounded_numbers = [_number(value, kept_digits) for value in distinct_numbers.tolist()]
+    digit_count = FEW if change_count > MANY else digits
+    distinct_numbers, distinct_index_v = np.unique(columns_v, return_inverse=True)
+    rounded_numbers = [_number(value, digit_count) for value in distinct_numbers.tolist()]
     number_iterator = iter([rounded_numbers[index] for index in distinct_index_v.tolist()])
     rounded_columns = [None if column is None else list(islice(number_iterator, len(column))) for column in columns]
     # The 98th percentile gets the full colour, so that one outlier does not make all others pale.
-    magnitudes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
+    magnitudes = np.abs(columns_v[np.isfinite(columns_v) & (columns_v != 0)])
     scale = np.quantile(magnitudes, 0.98, method="higher") if magnitudes.size else 0.0
-    return {**_coded(rounded_columns), "scale": float(f"{scale:.{DIGITS}g}"), "rounded": kept_digits == FEW}
+    return {**_coded(rounded_columns), "scale": float(f"{scale:.{DIGITS}g}"), "rounded": digit_count == FEW}
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:

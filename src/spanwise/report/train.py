@@ -88,26 +88,26 @@ def train_report(
     # A run of the user's own script has no held-out prompts. Show its training rewards instead.
     reward_names = dict.fromkeys(name for point in evaluations for name in point if name.startswith(OF_REWARD))
     rewards = {name.removeprefix(OF_REWARD): [figure(point, name) for point in evaluations] for name in reward_names}
-    uses_batches = not rewards
-    if uses_batches:
+    uses_batch_rewards = not rewards
+    if uses_batch_rewards:
         rewards = {name: [figure(line, f"rewards/{name}/mean") for line in batch_lines] for name in objective_names}
     reward_headlines = []
-    start_text = "in the first batch" if uses_batches else "at the start"
+    start_text = "in the first batch" if uses_batch_rewards else "at the start"
     for name, means in rewards.items() if unmeasured else ():
         reward_note = _note(intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None, shown, start_text)
         reward_headlines.append(Headline(f"mean reward: {name}", means[-1], reward_note))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
-    methods_note = ""
+    tokens_note = ""
     if view and len(view.methods) > 1:
-        others_text = " and ".join(view.methods[1:])
-        methods_note = f"The run was trained with {view.methods[0]}. Compare the credit that {others_text} would have given."
+        methods_text = " and ".join(view.methods[1:])
+        tokens_note = f"The run was trained with {view.methods[0]}. Compare the credit that {methods_text} would have given."
     alarm_of_figure = alarms({name: value for name, value in last_figures.items() if name not in unmeasured})
     learning_panels: list[Panel] = []
     for name in figures_of(points):
-        rows = [*batch_curve(batch_lines, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
+        curves = [*batch_curve(batch_lines, name, _TRAINING), *seed_curves({0: points}, name, _HELD_OUT)]
         starts_at_zero = name.removeprefix(OF_SCORE) in _AXIS_FROM_ZERO
-        learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _TRAINING), dots=(_HELD_OUT,), y_zero=starts_at_zero)
+        learning_panels += parts.figure_panel(name, curves, (_HELD_OUT, _TRAINING), dots=(_HELD_OUT,), y_zero=starts_at_zero)
     page_sections = [
         glance_section(batch_lines, objective_names),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _TRAINING), panels=learning_panels),
@@ -122,7 +122,7 @@ def train_report(
         *mode_sections(batch_lines),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batch_lines),
-        parts.tokens_section(view, note=methods_note),
+        parts.tokens_section(view, note=tokens_note),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
     baseline_name = _baseline(recipe)
@@ -135,14 +135,14 @@ def train_report(
             intervals=intervals,
             unmeasured=unmeasured,
             rewards=rewards,
-            of_batches=uses_batches,
+            of_batches=uses_batch_rewards,
         ),
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(
-                f"{reason[:1].upper()}{reason[1:]}. Do not rely on these figures: {', '.join(map(figure_name, names))}. "
+                f"{reason[:1].upper()}{reason[1:]}. Do not rely on these figures: {', '.join(map(figure_name, figure_names))}. "
                 f"{CAUSES[reason]}"
-                for reason, names in by_sentence(alarm_of_figure).items()
+                for reason, figure_names in by_sentence(alarm_of_figure).items()
             ),
             *batch_alarms(batch_lines),
         ],
@@ -160,7 +160,7 @@ def train_report(
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
     """Return one sentence for each reason why some evaluation figures cannot be measured."""
-    return [f"Not measured: {', '.join(map(_spoken, names))}; {why}." for why, names in by_sentence(unmeasured).items()]
+    return [f"Not measured: {', '.join(map(_spoken, names))}; {cause}." for cause, names in by_sentence(unmeasured).items()]
 
 
 def _spoken(name: str) -> str:
@@ -279,27 +279,27 @@ def train_finding(
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
     """State the mean rewards at the end and at the start. Many rewards are summarised."""
     rewards = {name: means for name, means in rewards.items() if means}
-    start_by_reward = {name: means[0] for name, means in rewards.items() if len(means) > 1 and means[0] is not None}
-    end_by_reward = {name: means[-1] for name, means in rewards.items() if means[-1] is not None}
+    start_mean_by_reward = {name: means[0] for name, means in rewards.items() if len(means) > 1 and means[0] is not None}
+    end_mean_by_reward = {name: means[-1] for name, means in rewards.items() if means[-1] is not None}
     if len(rewards) <= 4:  # name up to four rewards one by one
-        start_notes = {name: f" (was {mean:.3f})" for name, mean in start_by_reward.items()}
-        end_texts = {name: f"{mean:.3f}" for name, mean in end_by_reward.items()}
+        start_notes = {name: f" (was {mean:.3f})" for name, mean in start_mean_by_reward.items()}
+        end_texts = {name: f"{mean:.3f}" for name, mean in end_mean_by_reward.items()}
         reward_texts = (f"{name} is {end_texts.get(name, ABSENT)}{start_notes.get(name, '')}" for name in rewards)
         return f"the mean reward {where} of {', '.join(reward_texts)}" if rewards else ""
-    if not end_by_reward:
+    if not end_mean_by_reward:
         return f"none of {len(rewards)} rewards {where} is measured"
-    mean_at_end = math.fsum(end_by_reward.values()) / len(end_by_reward)
-    measured_text = "" if len(end_by_reward) == len(rewards) else f", of which {len(end_by_reward)} are measured,"
-    mean_text = f"the mean of {len(rewards)} rewards {where}{measured_text} is {mean_at_end:.3f}"
+    mean_at_end = math.fsum(end_mean_by_reward.values()) / len(end_mean_by_reward)
+    measured_note = "" if len(end_mean_by_reward) == len(rewards) else f", of which {len(end_mean_by_reward)} are measured,"
+    mean_text = f"the mean of {len(rewards)} rewards {where}{measured_note} is {mean_at_end:.3f}"
     change_by_reward = {
-        name: mean - start_by_reward[name] for name, mean in end_by_reward.items() if name in start_by_reward
+        name: mean - start_mean_by_reward[name] for name, mean in end_mean_by_reward.items() if name in start_mean_by_reward
     }
-    if len(change_by_reward) < len(end_by_reward):
+    if len(change_by_reward) < len(end_mean_by_reward):
         return mean_text
-    max_name = max(change_by_reward, key=change_by_reward.__getitem__)
-    min_name = min(change_by_reward, key=change_by_reward.__getitem__)
+    top_reward = max(change_by_reward, key=change_by_reward.__getitem__)
+    low_reward = min(change_by_reward, key=change_by_reward.__getitem__)
     mean_at_start = mean_at_end - math.fsum(change_by_reward.values()) / len(change_by_reward)
-    change_text = f"{change_by_reward[min_name]:+.3f} ({min_name}) to {change_by_reward[max_name]:+.3f} ({max_name})"
+    change_text = f"{change_by_reward[low_reward]:+.3f} ({low_reward}) to {change_by_reward[top_reward]:+.3f} ({top_reward})"
     return f"{mean_text} (was {mean_at_start:.3f}); the rewards changed by {change_text}"
 
 
@@ -329,9 +329,9 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         return math.fsum(metric_values) / len(metric_values) if metric_values else None
 
     mean_lines = []
-    for batch_index, line in enumerate(batches):
-        dead_share, mean_length = mean([line], "credit/{}/dead_strata", comparisons), line.get("completions/mean_length")
-        mean_lines.append({"step": line["step"], "dead": dead_share, "length": mean_length})
+    for batch_index, batch in enumerate(batches):
+        dead_share, mean_length = mean([batch], "credit/{}/dead_strata", comparisons), batch.get("completions/mean_length")
+        mean_lines.append({"step": batch["step"], "dead": dead_share, "length": mean_length})
         for family, objectives in objectives_by_family.items():
             recent_lines = batches[max(0, batch_index - 4) : batch_index + 1]
             mean_lines[-1][f"mean/{family}"] = mean(recent_lines, "rewards/{}/mean", objectives)
@@ -363,8 +363,8 @@ def _rewards_section(
     for name in objectives:
         metric = f"rewards/{name}/mean"
         curve_panels += _panel(Chart(f"Reward: {name}", {metric: name}, "mean reward"), batches, objectives)
-        tenths = (values_of(batches[:tenth_size], metric), values_of(batches[-tenth_size:], metric))
-        early_mean, late_mean = (sum(tenth) / len(tenth) if tenth else None for tenth in tenths)
+        outer_tenths = (values_of(batches[:tenth_size], metric), values_of(batches[-tenth_size:], metric))
+        early_mean, late_mean = (sum(tenth) / len(tenth) if tenth else None for tenth in outer_tenths)
         pays_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         table_rows.append(
@@ -396,17 +396,17 @@ def names_in(batches: Lines, metric: str) -> list[str]:
 def mode_sections(batches: Lines) -> list[Section]:
     """Build the page sections of the training modes, such as a critic."""
     sections = []
-    for mode, page, prefix_of_value in _pages(batches):
+    for mode, page, output_prefixes in _pages(batches):
         panels: list[Panel] = []
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
-            ((metric_name, name),) = chart.series.items()
-            label_of_metric = {prefix + metric_name: value_name or name for value_name, prefix in prefix_of_value.items()}
+            ((metric_name, label),) = chart.series.items()
+            label_of_metric = {prefix + metric_name: output_name or label for output_name, prefix in output_prefixes.items()}
             panels += _panel(replace(chart, series=label_of_metric), batches, y_zero=True)
-        for value_index, (value_name, prefix) in enumerate(prefix_of_value.items()):
+        for value_index, (output_name, prefix) in enumerate(output_prefixes.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
-                title = f"{chart.title}: {value_name}" if value_name else chart.title
+                title = f"{chart.title}: {output_name}" if output_name else chart.title
                 chart_note = "" if value_index else chart.note
-                label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
+                label_of_metric = {prefix + metric_name: label for metric_name, label in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")
         time_text = f" Mode {mode.name} adds {percent(median(time_shares))} to step times (median)." if time_shares else ""
@@ -419,14 +419,14 @@ def mode_headlines(batches: Lines) -> list[Headline]:
     """Build headlines with the last main metric of each mode, such as LaSeR or the critic. A critic has one per output."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
-    for _, page, prefix_of_value in _pages(batches):
+    for _, page, output_prefixes in _pages(batches):
         metric_name, label, alarm = page.headline
-        for value_name, prefix in prefix_of_value.items():
+        for output_name, prefix in output_prefixes.items():
             metric_values = values_of(batches, prefix + metric_name)
             note = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
             last_value_text, alarm_text = (f"{metric_values[-1]:.2f}", alarm) if metric_values else (None, "no batch tells")
             warning = alarm_text if prefix + metric_name in alarm_by_metric else ""
-            headlines.append(Headline(label + (f": {value_name}" if value_name else ""), last_value_text, note, warning))
+            headlines.append(Headline(label + (f": {output_name}" if output_name else ""), last_value_text, note, warning))
     return headlines
 
 
@@ -435,8 +435,8 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]
-            output_metrics = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
-            yield mode, mode.page, {value_name: key.removesuffix(metric_name) for key, value_name, _ in output_metrics}
+            mode_metrics = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
+            yield mode, mode.page, {output_name: metric.removesuffix(metric_name) for metric, output_name, _ in mode_metrics}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:

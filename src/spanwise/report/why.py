@@ -88,8 +88,8 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
     """Return a completion's credit per block. Methods that credit it as a whole give one number."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
-    all_pay_every_block = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
-    credits_whole_completion = rule.kind == "completion" and block_credit and all_pay_every_block
+    objectives_pay_all = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
+    credits_whole_completion = rule.kind == "completion" and block_credit and objectives_pay_all
     return {COMPLETION: next(iter(block_credit.values()))} if credits_whole_completion else block_credit
 
 
@@ -146,9 +146,9 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
             clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in block_credit.items() if value == 0]
     if zero_blocks and (clauses or stop_credit):
-        zero_blocks_text = f"the {' and the '.join(zero_blocks)}"
-        zero_blocks_or_count = zero_blocks_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
-        clauses.append(f"gives {zero_blocks_or_count} 0")
+        block_names_text = f"the {' and the '.join(zero_blocks)}"
+        zero_blocks_text = block_names_text if len(zero_blocks) <= _MOST_NAMED else f"{len(zero_blocks)} blocks"
+        clauses.append(f"gives {zero_blocks_text} 0")
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
         cause_text = ", because no other completion can be compared with it" if is_alone else ""
@@ -189,13 +189,13 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     score_share, own_score = share_and_score or (0.0, 0.0)
     credit_terms: list[_Term] = []
     for part in credit_parts:
-        mixed_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
-        credit_terms.append(_term(1 - mixed_share, part.part, part.objective))
-        if mixed_share:
-            credit_terms.append(_term(mixed_share * part.weight, own_score, "its own score"))
+        part_score_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
+        credit_terms.append(_term(1 - part_score_share, part.part, part.objective))
+        if part_score_share:
+            credit_terms.append(_term(part_score_share * part.weight, own_score, "its own score"))
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
     parts_add_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
-    token_share_text, tokens_text = _token_shares(row, method, block, credit)
+    token_share_text, token_sum_text = _token_shares(row, method, block, credit)
     warning = f"The credit's parts add up to {shown(terms_sum, sign=True)}, not to the credit. Do not rely on the parts."
     return {
         "credit": shown(credit, sign=True),
@@ -208,7 +208,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
         ],
         "warning": warning if credit_parts and not parts_add_up else "",
         "each": token_share_text,
-        "share": tokens_text,
+        "share": token_sum_text,
     }  # fmt: skip
 
 
@@ -252,9 +252,9 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.averaged == 1:
         baseline_text = "the reward of the only other completion"
     elif part.averaged:
-        compared_text = f"compared completions ({baseline_text})" if baseline_text else "compared completions"
-        noun_text = "other completions" if part.averaged < part.members else compared_text
-        baseline_text = f"the mean of the {part.averaged} {noun_text}"
+        members_text = f"compared completions ({baseline_text})" if baseline_text else "compared completions"
+        averaged_text = "other completions" if part.averaged < part.members else members_text
+        baseline_text = f"the mean of the {part.averaged} {averaged_text}"
     divisor_note = ""
     if part.divisor != 1.0:
         divisor_note = f"; the reward minus the baseline is divided by {shown(part.divisor)}, the scale of the rewards"
@@ -269,18 +269,18 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     block_spans = row.spans.get(block)
     if block_spans is None:  # a method with a single block credits the whole completion
         block_spans = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
-    block_tokens = {t for span in block_spans for t in range(*span)}
-    token_shares = [advantage_by_token[t] for t in sorted(block_tokens & advantage_by_token.keys())]
-    if not token_shares:
+    token_indices = {t for span in block_spans for t in range(*span)}
+    token_advantages = [advantage_by_token[t] for t in sorted(token_indices & advantage_by_token.keys())]
+    if not token_advantages:
         return "", ""
-    min_share, max_share = min(token_shares), max(token_shares)
-    total_share = math.fsum(token_shares)
-    is_whole_credit = math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9)
-    total_text = shown(credit if is_whole_credit else total_share, sign=True)
-    all_equal = math.isclose(min_share, max_share, rel_tol=1e-5, abs_tol=1e-12)
-    token_count = len(token_shares)
-    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if all_equal else ''}its {token_count} tokens"
-    share_text = shown(min_share, sign=True) if all_equal else _range(min_share, max_share)
+    min_advantage, max_advantage = min(token_advantages), max(token_advantages)
+    total_advantage = math.fsum(token_advantages)
+    is_whole_credit = math.isclose(total_advantage, credit, rel_tol=1e-5, abs_tol=1e-9)
+    total_text = shown(credit if is_whole_credit else total_advantage, sign=True)
+    is_uniform = math.isclose(min_advantage, max_advantage, rel_tol=1e-5, abs_tol=1e-12)
+    token_count = len(token_advantages)
+    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if is_uniform else ''}its {token_count} tokens"
+    share_text = shown(min_advantage, sign=True) if is_uniform else _range(min_advantage, max_advantage)
     return share_text, f"on {tokens_text}, together {total_text}"
 
 

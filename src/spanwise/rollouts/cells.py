@@ -295,11 +295,11 @@ def at_place(place: str) -> Iterator[None]:
 
 def read_steps(path: Path, values: Iterable[Any]) -> list[int]:
     """Return the training step of every row, 0 if a row has none."""
-    steps: list[int] = []
-    for n, value in enumerate(values):
-        with at_place(f"Row {n} of '{path}'"):
-            steps.append(whole_number(value, "step"))
-    return steps
+    step_numbers: list[int] = []
+    for row_index, value in enumerate(values):
+        with at_place(f"Row {row_index} of '{path}'"):
+            step_numbers.append(whole_number(value, "step"))
+    return step_numbers
 
 
 def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

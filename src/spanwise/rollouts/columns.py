@@ -115,9 +115,9 @@ def delimited_pieces(
     """Yield the columns of CSV or TSV files, some rows at a time."""
     progress = ReadingProgress(files)
     for file in files:
-        names_in_file = [name for name in delimited_names(file)[0] if names is None or name in names]
-        for batch in read_batches(file, names_in_file or None, progress):
-            yield len(batch), {name: batch[name].to_pylist() for name in names_in_file}
+        column_names = [name for name in delimited_names(file)[0] if names is None or name in names]
+        for batch in read_batches(file, column_names or None, progress):
+            yield len(batch), {name: batch[name].to_pylist() for name in column_names}
 
 
 def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
@@ -138,10 +138,10 @@ def parquet_pieces(
     empty_tables = [pq.read_schema(file).empty_table() for file in files]
     joined_schema = concatenate_tables(path, empty_tables).schema
     for file, empty_table in zip(files, empty_tables, strict=True):
-        names_in_file = [name for name in empty_table.column_names if names is None or name in names]
-        for batch in read_row_batches(file, names_in_file, progress):
+        column_names = [name for name in empty_table.column_names if names is None or name in names]
+        for batch in read_row_batches(file, column_names, progress):
             batch_columns = {}
-            for name in names_in_file:
+            for name in column_names:
                 column = batch[name]
                 joined_type = joined_schema.field(name).type
                 batch_columns[name] = (column if column.type == joined_type else column.cast(joined_type)).to_pylist()

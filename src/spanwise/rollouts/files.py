@@ -118,12 +118,12 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     row_count = 0
     while True:
         read_options = arrow_csv.ReadOptions(block_size=block_size, use_threads=False)
-        skipped_count = row_count
+        skipped_row_count = row_count
         try:
             with arrow_csv.open_csv(file, read_options, parse_options, convert_options) as reader:
                 for whole_batch in reader:
-                    new_rows = whole_batch.slice(min(skipped_count, len(whole_batch)))
-                    skipped_count -= len(whole_batch) - len(new_rows)
+                    new_rows = whole_batch.slice(min(skipped_row_count, len(whole_batch)))
+                    skipped_row_count -= len(whole_batch) - len(new_rows)
                     row_count += len(new_rows)
                     progress.add(block_size if len(new_rows) else 0)
                     yield new_rows

@@ -40,10 +40,10 @@ _SPECIAL_TOKEN_NAME = re.compile(  # names such as pad_token are no secrets
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
     """Replace the secrets in a recipe by `stand_in`. If that is None, drop them."""
     if isinstance(value, Mapping):
-        secrets = {name: stand_in for name, field in value.items() if _is_secret(str(name), field, within)}
+        stand_ins = {name: stand_in for name, field in value.items() if _is_secret(str(name), field, within)}
         section_of_field = {name: within or (name if name in _SECRET_SECTIONS else "") for name in value}
         fields = {name: hidden(field, stand_in, within=section_of_field[name]) for name, field in value.items()}
-        return {name: field for name, field in (fields | secrets).items() if name not in secrets or stand_in is not None}
+        return {name: field for name, field in (fields | stand_ins).items() if name not in stand_ins or stand_in is not None}
     return [hidden(list_entry, stand_in, within=within) for list_entry in value] if isinstance(value, list) else value
 
 
@@ -72,10 +72,10 @@ def check_free(
         )
     foreign_files = [] if is_run(folder) else [name for name in writes if is_filled(folder / name)]
     if foreign_files:
-        names_text = ", ".join(foreign_files)
+        file_names_text = ", ".join(foreign_files)
         raise DataError(
-            f"'{path}' holds {names_text}, which no run of spanwise wrote and a new run would overwrite. "
-            f"Give another {option}, or move {names_text} away."
+            f"'{path}' holds {file_names_text}, which no run of spanwise wrote and a new run would overwrite. "
+            f"Give another {option}, or move {file_names_text} away."
         )
 
 
@@ -170,18 +170,18 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     log_file = run / "metrics.jsonl"
     line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
     kept_records: list[dict[str, Any]] = []
-    damaged_count = 0
+    damaged_line_count = 0
     for line_text in line_texts:
         try:
             parsed_line = json.loads(line_text)
             is_after_step = parsed_line["step"] > step or "final" in parsed_line
         except (ValueError, TypeError, KeyError):
-            damaged_count += 1
+            damaged_line_count += 1
             continue
         if is_after_step:
             break
         kept_records.append(parsed_line)
-    if damaged_count:
-        warning = f"{damaged_count} of {len(line_texts)} lines of '{log_file}' cannot be read. Such lines are left out."
+    if damaged_line_count:
+        warning = f"{damaged_line_count} of {len(line_texts)} lines of '{log_file}' cannot be read. Such lines are left out."
         warnings.warn(warning, UserWarning, stacklevel=2)
     return kept_records

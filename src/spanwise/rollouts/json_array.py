@@ -75,9 +75,9 @@ class _Text:
 
     def skip(self, character: str) -> bool:
         """Skip the next character if it is `character`. Return whether it was."""
-        is_next = self.next_character() == character
-        self.position += is_next
-        return is_next
+        is_skipped = self.next_character() == character
+        self.position += is_skipped
+        return is_skipped
 
     def require(self, character: str) -> None:
         """Skip the next character, which must be `character`."""

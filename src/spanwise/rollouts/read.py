@@ -107,9 +107,9 @@ def _unread_note(path: Path, files: Sequence[Path]) -> str:
     if files[0].parent != path:
         return ""
     other_paths = sorted({*path.iterdir()}.difference(files))
-    unread_names = [other.name for other in other_paths if other.suffix.lower() in _TABLES and other.is_file()]
-    more_text = f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else ""
-    return f"These files of the folder were not read: {', '.join(unread_names[:3])}{more_text}." if unread_names else ""
+    unread_names = [file.name for file in other_paths if file.suffix.lower() in _TABLES and file.is_file()]
+    remainder_text = f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else ""
+    return f"These files of the folder were not read: {', '.join(unread_names[:3])}{remainder_text}." if unread_names else ""
 
 
 def rollout_files(path: Path) -> list[Path]:

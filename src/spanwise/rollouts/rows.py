@@ -47,14 +47,14 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
             return parquet_file.read()
         row_numbers = np.asarray(rows, dtype=np.int64)
         group_end = 0
-        row_tables = [parquet_file.schema_arrow.empty_table()]
-        for row_group in range(parquet_file.num_row_groups):
+        tables = [parquet_file.schema_arrow.empty_table()]
+        for row_group_index in range(parquet_file.num_row_groups):
             group_start = group_end
-            group_end += parquet_file.metadata.row_group(row_group).num_rows
+            group_end += parquet_file.metadata.row_group(row_group_index).num_rows
             is_in_group = (row_numbers >= group_start) & (row_numbers < group_end)
             group_rows = row_numbers[is_in_group] - group_start
-            row_tables += [parquet_file.read_row_group(row_group).take(pa.array(group_rows))] if len(group_rows) else []
-        return pa.concat_tables(row_tables)
+            tables += [parquet_file.read_row_group(row_group_index).take(pa.array(group_rows))] if len(group_rows) else []
+        return pa.concat_tables(tables)
 
 
 def _open_parquet(file: Path) -> pq.ParquetFile:
@@ -176,15 +176,15 @@ def token_rows(
     # If the table has no method, `token_edges` raises an error that names the placeholder column `advantages/<method>`.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
-    flat_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]
-    edges = schema.token_edges(table, [token_column, *flat_columns], "the rollouts")
-    flat_values = {name: schema.flat_values(table[name], np.float64) for name in flat_columns}
+    token_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]
+    edges = schema.token_edges(table, [token_column, *token_columns], "the rollouts")
+    flat_values = {name: schema.flat_values(table[name], np.float64) for name in token_columns}
     text_rows = _texts(table[token_column], edges, vocabulary)
     plain_columns = [column.name for column in table.schema if not pa.types.is_list(column.type)]
     plain_rows = table.select(plain_columns).to_pylist()
     block_names = schema.family_names(column_names, "end")
     objective_names = schema.family_names(column_names, "reward")
-    blocks_by_method = {method: schema.family_names(column_names, "credit", method) for method in methods}
+    block_names_by_method = {method: schema.family_names(column_names, "credit", method) for method in methods}
     parts_columns = {method: schema.column("parts", method) for method in methods}
     parts_of_method = {method: table[name].to_pylist() for method, name in parts_columns.items() if name in column_names}
     critic_columns = {name.partition("/")[2]: name for name in number_columns if name != schema.LOGP}
@@ -207,14 +207,14 @@ def token_rows(
                 rewards={name: row[schema.column("reward", name)] for name in objective_names},
                 statuses={name: row[schema.column("status", name)] for name in objective_names},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
-                values={name: value.tolist() for name, value in critic_values.items()},
+                values={name: value_t.tolist() for name, value_t in critic_values.items()},
                 probabilities=None if logp_t is None else np.exp(logp_t).tolist(),
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
                 opens={name: find_starts(~np.isnan(v) & is_trained_t) for name, v in critic_values.items() if find_starts},
                 credit={
-                    key: {block: row[schema.column("credit", key, block)] for block in names if block != schema.STOP}
-                    for key, names in blocks_by_method.items()
+                    key: {block: row[schema.column("credit", key, block)] for block in blocks if block != schema.STOP}
+                    for key, blocks in block_names_by_method.items()
                 },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={method: shares[n] for method, shares in (own or {}).items()},

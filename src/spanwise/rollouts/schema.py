@@ -218,19 +218,19 @@ def span_columns(
     names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
 ) -> dict[str, Int[Tensor, " n"]]:
     """Return the columns `start/<block>` and `end/<block>` for every block."""
-    edges_by_side = (("start", start_nk), ("end", end_nk))
-    return {column(side_name, name): edge_nk[:, k] for k, name in enumerate(names) for side_name, edge_nk in edges_by_side}
+    sides_and_edges = (("start", start_nk), ("end", end_nk))
+    return {column(side_name, name): edge_nk[:, k] for k, name in enumerate(names) for side_name, edge_nk in sides_and_edges}
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
     """Return the columns `reward`, `status`, `note` and `stated` of every objective."""
     columns: dict[str, Any] = {}
-    for m, objective in enumerate(scores.names):
-        columns[column("reward", objective)] = scores.reward_nm[:, m]
-        columns[column("status", objective)] = [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()]
+    for m, objective_name in enumerate(scores.names):
+        columns[column("reward", objective_name)] = scores.reward_nm[:, m]
+        columns[column("status", objective_name)] = [Status(code).name.lower() for code in scores.status_nm[:, m].tolist()]
         note_n = None if scores.note_nm is None else scores.note_nm[:, m]
-        columns[column("note", objective)] = None if note_n is None or not any(note_n) else note_n.tolist()
-        columns[column("stated", objective)] = None if scores.stated_nm is None else scores.stated_nm[:, m]
+        columns[column("note", objective_name)] = None if note_n is None or not any(note_n) else note_n.tolist()
+        columns[column("stated", objective_name)] = None if scores.stated_nm is None else scores.stated_nm[:, m]
     return columns
 
 
@@ -305,9 +305,9 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
         expected_edges = column_edges if expected_edges is None else expected_edges
         if (expected_edges != column_edges).any():
             token_counts, value_counts = np.diff(expected_edges), np.diff(column_edges)
-            wrong_row = int((token_counts != value_counts).argmax())
+            row_index = int((token_counts != value_counts).argmax())
             raise DataError(
-                f"Completion {wrong_row} of {file} has {token_counts[wrong_row]} tokens and {value_counts[wrong_row]} values "
+                f"Completion {row_index} of {file} has {token_counts[row_index]} tokens and {value_counts[row_index]} values "
                 f"of '{name}', but each token needs one value. Was the file changed after it was written?"
             )
     assert expected_edges is not None, "there is a column of tokens"
@@ -350,7 +350,7 @@ def write_rollouts(
     except UnicodeDecodeError:  # a token may hold only a part of a UTF-8 character
         token_text_array = pa.array(bytes_of_id, pa.binary())
     writer: pq.ParquetWriter | None = None
-    with whole_file(file) as temporary:
+    with whole_file(file) as part_file:
         try:
             for part in parts:
                 file_table = part.replace_schema_metadata(metadata(tokenizer))
@@ -362,7 +362,7 @@ def write_rollouts(
                     token_lists = pa.ListArray.from_arrays(id_lists.offsets, token_texts)
                     file_table = file_table.set_column(part.schema.get_field_index(IDS), TOKENS, token_lists)
                 # Column statistics would take a tenth of the writing time, and no reader uses them.
-                writer = writer or pq.ParquetWriter(temporary, file_table.schema, compression="zstd", write_statistics=False)
+                writer = writer or pq.ParquetWriter(part_file, file_table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(file_table)
         finally:
             if writer is not None:

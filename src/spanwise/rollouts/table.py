@@ -193,8 +193,8 @@ class RolloutTable:
     def verdict(self) -> str | None:
         """The name of a recorded reward that is 1 for right and 0 for wrong answers, or None without such a reward."""
         for verdict_name in VERDICTS:
-            value_n = self.rewards[verdict_name].value_n if verdict_name in self.rewards else None
-            if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
+            verdict_n = self.rewards[verdict_name].value_n if verdict_name in self.rewards else None
+            if verdict_n is not None and bool((verdict_n.isnan() | (verdict_n == 0) | (verdict_n == 1)).all()):
                 return verdict_name
         return None
 
@@ -222,10 +222,10 @@ class RolloutTable:
         group_n = group_index(list(zip(prompts if keys is None else keys, steps, strict=True)))
         rollout_n = None
         if rollouts is not None:  # rollout numbers may restart in every step or group
-            step_or_group = steps if keys is None else group_n.tolist()
-            rollout_n = group_index(list(zip(step_or_group, rollouts, strict=True)))
+            step_or_group_n = steps if keys is None else group_n.tolist()
+            rollout_n = group_index(list(zip(step_or_group_n, rollouts, strict=True)))
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
-        compared_names = [name for name in COMPARED if name in reward_columns][:1]
+        compared_reward_names = [name for name in COMPARED if name in reward_columns][:1]
         # Columns that should hold rewards. `unread_note` tells the user which of the columns hold no numbers.
         expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
@@ -246,7 +246,7 @@ class RolloutTable:
             keyed=keys is not None,
             as_recorded=training_record(reward_columns, columns),
             rollout_n=rollout_n,
-            trained=tuple(name for name in compared_names or trained if name in reward_columns),
+            trained=tuple(name for name in compared_reward_names or trained if name in reward_columns),
         )
 
 
@@ -283,7 +283,7 @@ def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
         name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
     }
-    column_phrases = [f"'{name}' (such as {word!r:.40})" for name, word in example_by_column.items() if word is not None]
+    column_phrases = [f"'{name}' (such as {cell!r:.40})" for name, cell in example_by_column.items() if cell is not None]
     return (
         f"These columns are no rewards, because they hold texts or lists instead of numbers: {', '.join(column_phrases)}."
         if column_phrases
@@ -300,15 +300,15 @@ def training_record(rewards: Mapping[str, Reward], columns: Mapping[str, Sequenc
     """Return the advantages, credit or rewards that a trainer used."""
     computed_columns = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
     candidate_rewards = {**rewards, **computed_columns}
-    used_column = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
-    if used_column is None:
+    used_name = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
+    if used_name is None:
         return None
     block_credit = {name.removeprefix("credit/"): x.value_n for name, x in computed_columns.items() if name != "advantage"}
     credit_source = "the file's column 'credit/BLOCK' for each block"
     if not block_credit:
-        baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
-        credit_source = f"the file's '{used_column}'{baseline_note}"
-    return AsRecorded(credit_source, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
+        baseline_note = "" if used_name == "advantage" else ", from which nothing is subtracted"
+        credit_source = f"the file's '{used_name}'{baseline_note}"
+    return AsRecorded(credit_source, candidate_rewards[used_name].value_n.numpy(), by_block=block_credit)
 
 
 def missing_note(rewards: Mapping[str, Reward]) -> str:
@@ -334,14 +334,14 @@ def split_pieces(text: str) -> list[str]:
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens, or into words without a tokenizer."""
     flat_token_ids = DiskArray(np.int32)
-    tokens_per_text = array("q")
+    token_counts = array("q")
     sampled_text_flags = array("b")
-    texts_per_completion = array("q")
+    text_counts = array("q")
     changed_count = 0
 
     def iterate_texts() -> Iterator[str]:
         for parts in completions:
-            texts_per_completion.append(len(parts))
+            text_counts.append(len(parts))
             for text, is_sampled in parts:
                 sampled_text_flags.append(is_sampled)
                 yield text
@@ -349,9 +349,9 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     if tokenizer is None:
         id_of_piece: dict[str, int] = {}
         for text in iterate_texts():
-            text_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in split_pieces(text)]
-            flat_token_ids.extend(text_ids)
-            tokens_per_text.append(len(text_ids))
+            token_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in split_pieces(text)]
+            flat_token_ids.extend(token_ids)
+            token_counts.append(len(token_ids))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
         token_note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
     else:
@@ -359,18 +359,18 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than the tokenizer's `encoding`
-                flat_token_ids.extend(text_ids)
-                tokens_per_text.append(len(text_ids))
-                changed_count += vocabulary.join(text_ids)[0] != text.encode()
+                token_ids = np.array(encoding.ids, np.int32)  # an array takes less memory than the tokenizer's `encoding`
+                flat_token_ids.extend(token_ids)
+                token_counts.append(len(token_ids))
+                changed_count += vocabulary.join(token_ids)[0] != text.encode()
         token_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'."
         if changed_count:
-            token_note += f" Encoding changes {changed_count} of {len(tokens_per_text)} texts. Check the tokenizer."
-    text_token_edges = np.cumsum([0, *tokens_per_text])
-    completion_edges = text_token_edges[np.cumsum([0, *texts_per_completion])]
+            token_note += f" Encoding changes {changed_count} of {len(token_counts)} texts. Check the tokenizer."
+    text_token_edges = np.cumsum([0, *token_counts])
+    completion_edges = text_token_edges[np.cumsum([0, *text_counts])]
     is_trainable = np.broadcast_to(np.True_, completion_edges[-1])  # to save memory, one stored True stands for every token
     if not all(sampled_text_flags):
-        is_trainable = np.repeat(np.array(sampled_text_flags, np.bool_), tokens_per_text)
+        is_trainable = np.repeat(np.array(sampled_text_flags, np.bool_), token_counts)
     return TokenizedTexts(Ragged(flat_token_ids.read(), completion_edges), is_trainable, vocabulary, token_note)
 
 

@@ -135,16 +135,16 @@ def write_traces(
         [0.5]
     """
     trace_places = [(trajectory.extra.get("episode"), trajectory.extra.get("trace")) for trajectory in trajectories]
-    unwritten_by_place = dict(zip(trace_places, trajectories, strict=True))
+    unwritten_trajectories = dict(zip(trace_places, trajectories, strict=True))
     with whole_file(Path(file)) as temporary_file:
         with temporary_file.open("w", encoding="utf-8") as stream:
             for episode_index, (_, _, record) in enumerate(read_records([Path(source)])):
                 for trace_position, trace in enumerate(_list_traces(record)):
-                    if (episode_index, trace_position) in unwritten_by_place:
-                        _write_advantages(trace, unwritten_by_place.pop((episode_index, trace_position)), entry, source)
+                    if (episode_index, trace_position) in unwritten_trajectories:
+                        _write_advantages(trace, unwritten_trajectories.pop((episode_index, trace_position)), entry, source)
                 stream.write(json.dumps(record) + "\n")
-        if unwritten_by_place:
-            unknown_trajectory = next(iter(unwritten_by_place.values()))
+        if unwritten_trajectories:
+            unknown_trajectory = next(iter(unwritten_trajectories.values()))
             raise DataError(
                 f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'. Give trajectories that read_traces returned."
             )
@@ -161,14 +161,14 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
                     sampled_advantages = (value for value, flag in values_and_flags if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
                     for node_id, tokens in zip(node_ids, tokens_of_nodes, strict=True):
-                        if sampled_count := sum(tokens.mask):
-                            nodes[node_id]["advantages"] = list(islice(sampled_advantages, sampled_count))
+                        if sampled_token_count := sum(tokens.mask):
+                            nodes[node_id]["advantages"] = list(islice(sampled_advantages, sampled_token_count))
             stream.write(json.dumps(record) + "\n")
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
     """Copy each turn's numbers in `per_token[entry]` to the field `advantages` of the turn's message (node) in a trace."""
-    nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
+    node_by_index: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
         if entry not in turn.per_token:
@@ -176,18 +176,18 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
                 f"{turn_name} has no '{entry}', so the turn cannot be written. Set '{entry}' for every turn. At tokens without "
                 "credit, set 0."
             )
-        turn_values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
-        unusable_value = next((value for value in turn_values if not math.isfinite(value)), None)
+        advantages = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
+        unusable_value = next((value for value in advantages if not math.isfinite(value)), None)
         if unusable_value is not None:
             raise DataError(f"{turn_name} has {unusable_value} in '{entry}', which no trainer can use; give finite numbers.")
-        turn_node = nodes.get(turn.extra.get("node"), {})
-        sampled_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
-        if sampled_count != len(turn_values):
+        turn_node = node_by_index.get(turn.extra.get("node"), {})
+        sampled_token_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
+        if sampled_token_count != len(advantages):
             raise DataError(
-                f"{turn_name} has {len(turn_values)} sampled tokens, but '{source}' holds {sampled_count} sampled tokens for the "
-                f"turn. Read '{source}' again, and give the advantages of the turns that you read."
+                f"{turn_name} has {len(advantages)} sampled tokens, but '{source}' holds {sampled_token_count} sampled tokens "
+                f"for the turn. Read '{source}' again, and give the advantages of the turns that you read."
             )
-        turn_node["advantages"] = turn_values
+        turn_node["advantages"] = advantages
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -237,8 +237,8 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
             branch_path.append(node_id)
             node_id = parent_of_node[node_id]
         branch_path.reverse()
-        new_node_positions = (index for index, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_ids)
-        branch_start = next(new_node_positions, None)
+        new_positions = (position for position, i in enumerate(branch_path) if nodes[i].get("sampled") and i not in used_ids)
+        branch_start = next(new_positions, None)
         if branch_start is not None:
             yield branch_path[:branch_start], branch_path[branch_start:]
             used_ids.update(branch_path)
@@ -255,22 +255,22 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
         if field_values := list_field(node_fields, name, (int, float), "numbers"):
             sampled_values = _of_length(sum(sampled_mask), field_values, f"'{name}'", node_place, "sampled token")
             value_iterator = map(float, sampled_values)
-            number_lists[name] = [next(value_iterator) if flag else 0.0 for flag in sampled_mask]
+            number_lists[name] = [next(value_iterator) if is_sampled else 0.0 for is_sampled in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
         field_values = list_field(loss_weights, name, (int, float), "numbers")
-        token_values = _of_length(len(ids), field_values, f"'{_WEIGHTS}' {name!r}", node_place)
-        number_lists[f"{_WEIGHTS}/{name}"] = [*map(float, token_values)]
+        token_weights = _of_length(len(ids), field_values, f"'{_WEIGHTS}' {name!r}", node_place)
+        number_lists[f"{_WEIGHTS}/{name}"] = [*map(float, token_weights)]
     return NodeTokens(ids, sampled_mask, number_lists)
 
 
 def branch_tokens(nodes: Sequence[NodeTokens]) -> NodeTokens:
     """Join the tokens of a branch's nodes, from the first sampled token on."""
     all_ids = [token_id for node in nodes for token_id in node.ids]
-    all_flags = [is_sampled for node in nodes for is_sampled in node.mask]
-    number_names = dict.fromkeys(name for node in nodes for name in node.number_lists)
-    number_lists = {name: [value for node in nodes for value in node.numbers(name)] for name in number_names}
-    return NodeTokens(all_ids, all_flags, number_lists).split()[1]
+    branch_mask = [is_sampled for node in nodes for is_sampled in node.mask]
+    number_list_names = dict.fromkeys(name for node in nodes for name in node.number_lists)
+    number_lists = {name: [value for node in nodes for value in node.numbers(name)] for name in number_list_names}
+    return NodeTokens(all_ids, branch_mask, number_lists).split()[1]
 
 
 def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
@@ -320,7 +320,7 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
         rewards: dict[str, float | Status] = {}
         for name, value in trace_rewards(trace).items():
             if not isinstance(value, str):
-                rewards[name] = Status.UNSCORED if (number := finite(value)) is None else number
+                rewards[name] = Status.UNSCORED if (reward := finite(value)) is None else reward
         if turns:
             trace_details = {"trace": trace.place, "task": trace.task}
             yield Trajectory(trace.raw.get("id", trace.place), (trace.key, trace.step), turns, rewards, trace_details)
@@ -334,12 +334,12 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
         if not tokens_of_node[i].ids:
             raise FieldError(f"{_where(trace, i)} has no token ids, so none of its tokens can be credited")
-        prompt_ids, response = tokens_of_node[i].split()
-        parent_node = nodes[i].get("parent")
-        while parent_node is not None and parent_node not in turn_of_node:
-            prompt_ids = tokens_of_node[parent_node].ids + prompt_ids
-            parent_node = nodes[parent_node].get("parent")
-        parent_turn = None if parent_node is None else turn_of_node[parent_node]
-        turn_tokens = (prompt_ids, response.ids, [int(flag) for flag in response.mask])
-        yield Turn(*turn_tokens, parent=parent_turn, per_token=response.number_lists, extra={"node": i})
+        prompt_ids, response_tokens = tokens_of_node[i].split()
+        parent_id = nodes[i].get("parent")
+        while parent_id is not None and parent_id not in turn_of_node:
+            prompt_ids = tokens_of_node[parent_id].ids + prompt_ids
+            parent_id = nodes[parent_id].get("parent")
+        parent_turn = None if parent_id is None else turn_of_node[parent_id]
+        turn_tokens = (prompt_ids, response_tokens.ids, [int(flag) for flag in response_tokens.mask])
+        yield Turn(*turn_tokens, parent=parent_turn, per_token=response_tokens.number_lists, extra={"node": i})
         turn_of_node[i] = len(turn_of_node)

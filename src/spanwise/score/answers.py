@@ -198,14 +198,14 @@ def _normalize(text: str) -> str | None:
 
 def _match_braces(text: str) -> dict[int, int]:
     """Map each opening brace to the brace that closes it. Braces that are never closed are left out."""
-    open_braces: list[int] = []
-    closing_brace_of: dict[int, int] = {}
+    opening_indices: list[int] = []
+    closing_by_opening: dict[int, int] = {}
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
-            open_braces.append(brace.start())
-        elif open_braces:
-            closing_brace_of[open_braces.pop()] = brace.start()
-    return closing_brace_of
+            opening_indices.append(brace.start())
+        elif opening_indices:
+            closing_by_opening[opening_indices.pop()] = brace.start()
+    return closing_by_opening
 
 
 def _strip_interval(text: str, start: int, end: int) -> tuple[int, int]:

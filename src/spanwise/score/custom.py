@@ -63,8 +63,8 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 @contextmanager
 def named_errors(subject: str, size: int, advice: str, call: partial[Any] | None = None) -> Iterator[None]:
     """Name the user's function in errors of the `with` block. Warn if the block takes over a minute."""
-    stop_advice = "" if call is not None and _is_ours(call) else " spanwise does not stop slow functions. Add a timeout."
-    slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions.{stop_advice}"
+    timeout_advice = "" if call is not None and _is_ours(call) else " spanwise does not stop slow functions. Add a timeout."
+    slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions.{timeout_advice}"
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
             yield
@@ -110,10 +110,10 @@ _calls: Counter[int] = Counter()
 @contextmanager
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
     """Undo a user's changes to process settings, such as the seed, and warn of them."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python_random_state, numpy_random_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     # The seed comes from the texts, because drawing one would change the training's random state.
     seed_text = "".join([subject, *map(whole_text, text[:8])])
-    call_hash = crc32(seed_text.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
+    call_hash = crc32(seed_text.encode(errors="replace"), hash(python_random_state[1]) & 0xFFFFFFFF)
     _calls[call_hash] += 1
     call_seed = crc32(str(_calls[call_hash]).encode(), call_hash)
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
@@ -129,8 +129,8 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
                 if (new_setting := read_setting()) != old_setting:
                     setting_changes.append(f"{name} ({new_setting})")
                     restore_setting(old_setting)
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_random_state)
+            np.random.set_state(numpy_random_state)  # noqa: NPY002
             if setting_changes:
                 warnings.warn(
                     f"{subject} changed {', '.join(setting_changes)} for the whole process. spanwise undoes this after each call. "

@@ -26,10 +26,10 @@ def run(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | No
 
 def once_per_loop(key: Any, make: Callable[[], _T]) -> _T:
     """Return an object, such as a semaphore, that exists once per event loop and key."""
-    loop_objects = _objects.setdefault(asyncio.get_running_loop(), {})
-    if key not in loop_objects:
-        loop_objects[key] = make()
-    return loop_objects[key]
+    objects_by_key = _objects.setdefault(asyncio.get_running_loop(), {})
+    if key not in objects_by_key:
+        objects_by_key[key] = make()
+    return objects_by_key[key]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

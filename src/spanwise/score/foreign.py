@@ -38,17 +38,17 @@ class Convention:
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
         """Return the number and the note in a reward function's result. In a dict, `key` names the number."""
-        raw_value, reward_note = self.read(result)
-        if isinstance(raw_value, Mapping):
+        raw_reward, reward_note = self.read(result)
+        if isinstance(raw_reward, Mapping):
             key = key or self.key
-            if key is None or key not in raw_value:
+            if key is None or key not in raw_reward:
                 raise RewardError(
-                    f"{subject} returned a dict. Set 'key' to a key of this dict. {unknown('key', key or '', map(str, raw_value))}"
+                    f"{subject} returned a dict. Set 'key' to a key of this dict. {unknown('key', key or '', map(str, raw_reward))}"
                 )
-            return raw_value[key], reward_note
-        if key is not None and raw_value is not None:
-            raise RewardError(f"{subject} returned {raw_value!r:.60} instead of a dict with the key {key}. Remove 'key'.")
-        return raw_value, reward_note
+            return raw_reward[key], reward_note
+        if key is not None and raw_reward is not None:
+            raise RewardError(f"{subject} returned {raw_reward!r:.60} instead of a dict with the key {key}. Remove 'key'.")
+        return raw_reward, reward_note
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -91,7 +91,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     gold_answers = [answer for answer in map(gold_text, gold_cell if is_list else [gold_cell]) if answer]
     # Without a gold answer the target is None, because a scorer would find an empty text in every completion.
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
-    question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(turn["content"]) for turn in prompt_cell)
+    question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(message["content"]) for message in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
     task_state = TaskState("policy", 0, 0, question, [model_output.message], output=model_output, metadata=dict(row))
     return {"state": task_state, "target": Target(gold_answers) if gold_answers else None}

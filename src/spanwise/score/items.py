@@ -185,23 +185,23 @@ async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
     """Turn the results of calls into the rewards of all completions. Raise RewardError if every call failed."""
     function_label = label_of_function(objective)
-    checked_results = dict(results)
+    result_by_index = dict(results)
     refuse_if_all_failed(results, function_label, with_place=True)
     for n, result in results.items():
         if result.error is None:
             reward_value, reward_note = convention.number(result.value, objective.key, function_label)
             reward = finite_number(reward_value, objective, n, size)
-            checked_results[n] = CallResult(reward, Status.ABSENT if reward is None else Status.OK, note=reward_note)
-    return reward_of(checked_results, size)
+            result_by_index[n] = CallResult(reward, Status.ABSENT if reward is None else Status.OK, note=reward_note)
+    return reward_of(result_by_index, size)
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
     """Build a `Reward` from the results of single completions. A completion without a result in `numbers` is ABSENT."""
-    all_results = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
+    result_n = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
     return Reward.of(
-        [result.value for result in all_results],
-        status=[result.status for result in all_results],
-        notes=[result.note if result.error is None else _failure(result) for result in all_results],
+        [result.value for result in result_n],
+        status=[result.status for result in result_n],
+        notes=[result.note if result.error is None else _failure(result) for result in result_n],
         measured=measured,
     )
 

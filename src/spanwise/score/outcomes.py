@@ -98,14 +98,14 @@ def read_outcomes(
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """
     functions: dict[str, Callable[..., Any]] = {}
-    earlier_names: set[str] = set()
+    earlier_objectives: set[str] = set()
     for objective in objectives:
         for entry, name in zip(objective.given, objective.outcomes, strict=True):
-            if name not in earlier_names:
+            if name not in earlier_objectives:
                 function = find_outcome(entry)
                 if functions.setdefault(name, function) != function:  # a bound method is a new object each time
                     raise RecipeError(f"Two outcome functions are called '{name}'. Register one of them under another name.")
-        earlier_names.add(objective.name)
+        earlier_objectives.add(objective.name)
     codes_by_outcome = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]
     return tuple(functions), torch.tensor(codes_by_outcome, dtype=torch.float64).reshape(len(functions), len(text)).T
 
@@ -176,5 +176,5 @@ def _code_of(value: Any) -> float | None:
     if isinstance(value, str):
         value_digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return float(_STRING_CODES + (int.from_bytes(value_digest, "big") >> 12))
-    value_number = float(value) if isinstance(value, (Real, np.bool_)) else math.nan
-    return value_number if abs(value_number) < _STRING_CODES else None
+    outcome_number = float(value) if isinstance(value, (Real, np.bool_)) else math.nan
+    return outcome_number if abs(outcome_number) < _STRING_CODES else None

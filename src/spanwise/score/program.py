@@ -73,10 +73,10 @@ def _binary(name: str, *, swapped: bool = False) -> Any:
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, Handle):
             return self._spanwise_connection.ask(name, self, (other,))
-        plain_value = self._spanwise_connection.ask("plain", self)
-        if isinstance(plain_value, Handle):
+        plain_operand = self._spanwise_connection.ask("plain", self)
+        if isinstance(plain_operand, Handle):
             return NotImplemented
-        return operator_function(other, plain_value) if swapped else operator_function(plain_value, other)
+        return operator_function(other, plain_operand) if swapped else operator_function(plain_operand, other)
 
     return method
 
@@ -154,19 +154,19 @@ class Connection:
 
     def serve(self, what: str, target: Any, values: list[Any], names: list[str]) -> None:
         """Answer one request from the process at the other end of the connection."""
-        error, result, arguments = None, None, []
+        error, encoded_result, arguments = None, None, []
         try:
             arguments = [self.decode(argument) for argument in values]
             positional_count = len(arguments) - len(names)
             named_arguments = dict(zip(names, arguments[positional_count:], strict=True))
             returned_value = self.do(what, self.decode(target), arguments[:positional_count], named_arguments)
-            result = self.encode(returned_value, as_plain=what == "plain")
+            encoded_result = self.encode(returned_value, as_plain=what == "plain")
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
                 os._exit(1)  # the tested code must not catch a failed assertion of the tests
-            error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
+            error, encoded_result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         encoded_arguments = [self.encode(argument) for argument in arguments]
-        self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
+        self.send("reply", error, encoded_result, [] if encoded_arguments == values else encoded_arguments)
 
     def do(self, action: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
         """Carry out the other process's request, such as `getattr`. The tests' process refuses private attributes."""

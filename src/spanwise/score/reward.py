@@ -66,11 +66,11 @@ class Reward(ByCompletion):
         has_number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
         is_invalid_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if is_invalid_n.any():
-            n = int(is_invalid_n.nonzero()[0])
+            row_index = int(is_invalid_n.nonzero()[0])
             raise RewardError(
-                f"The reward of completion {n} is {float(self.value_n[n])}, but its status is "
-                f"{Status(int(self.status_n[n])).name}. With the status OK or BROKE (the completion broke its check), a reward is "
-                "a finite number. Otherwise it is NaN. Return a finite number, or None for no reward."
+                f"The reward of completion {row_index} is {float(self.value_n[row_index])}, but its status is "
+                f"{Status(int(self.status_n[row_index])).name}. With the status OK or BROKE (the completion broke its check), a "
+                "reward is a finite number. Otherwise it is NaN. Return a finite number, or None for no reward."
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
@@ -109,11 +109,11 @@ class Reward(ByCompletion):
         """
         row_count = len(values)
         statuses = [Status.ABSENT] * row_count if status is None else status
-        value_pairs = [None] * row_count if by_outcome is None else by_outcome
-        if not row_count == len(statuses) == len(value_pairs):
+        score_pairs = [None] * row_count if by_outcome is None else by_outcome
+        if not row_count == len(statuses) == len(score_pairs):
             raise AlignmentError(
                 f"Each row needs one value, one status and one entry of by_outcome; you gave {row_count} values, "
-                f"{len(statuses)} statuses and {len(value_pairs)} entries."
+                f"{len(statuses)} statuses and {len(score_pairs)} entries."
             )
         status_codes = [
             int(value_status if value is None or value_status == Status.BROKE else Status.OK)
@@ -122,7 +122,7 @@ class Reward(ByCompletion):
         return Reward(
             _as_numbers(values),
             torch.tensor(status_codes, dtype=torch.long),
-            torch.tensor([(NAN, NAN) if pair is None else pair for pair in value_pairs], dtype=torch.float64).reshape(-1, 2),
+            torch.tensor([(NAN, NAN) if pair is None else pair for pair in score_pairs], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _as_numbers(stated),
             note_n=None if notes is None else np.array(notes, dtype=object),
             measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(row_count, -1),

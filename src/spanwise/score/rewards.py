@@ -162,9 +162,9 @@ def format_(
     """
 
     def are_well_formed(blocks: BlockText, *_: Any) -> bool:
-        counted_tags = {tag for block in blocks.values() if block for tag in block if tag} if tags is None else {*tags}
+        required_tags = {tag for block in blocks.values() if block for tag in block if tag} if tags is None else {*tags}
         paid_blocks = [blocks.get(name) for name in pays]
-        return all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
+        return all(block is not None and _is_well_formed(block, required_tags, empty) for block in paid_blocks)
 
     return judged(text, pays, "", [None] * len(text), are_well_formed)
 
@@ -204,14 +204,14 @@ def second_attempt(
     verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
-    value_n = second_reward.value_n.clone()
+    reward_n = second_reward.value_n.clone()
     second_answers = [read_tag(blocks, pays[:1], tag) or "" for blocks in text]
-    wrong_indices = [n for n, value in enumerate(value_n.tolist()) if value == 0.0 and second_answers[n].strip()]
+    wrong_indices = [n for n, value in enumerate(reward_n.tolist()) if value == 0.0 and second_answers[n].strip()]
     first_answers = [read_tag(text[n], (first,), tag) for n in wrong_indices]
     repeat_verdicts = judge(first_answers, [second_answers[n] for n in wrong_indices], verify=verify, verifier=verifier)
     for n, repeat_verdict in zip(wrong_indices, repeat_verdicts, strict=True):
-        value_n[n] = 0.0 if repeat_verdict.value == 1.0 else partial
-    return replace(second_reward, value_n=value_n)
+        reward_n[n] = 0.0 if repeat_verdict.value == 1.0 else partial
+    return replace(second_reward, value_n=reward_n)
 
 
 def _score_confidence(
@@ -347,9 +347,9 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
-    longest, buffer = options["longest"], options["buffer"]
-    check_number("The option 'longest' (tokens) of reward 'overlong'", longest, least=1.0, whole=True)
-    check_number("The option 'buffer' (tokens) of reward 'overlong'", buffer, least=1.0, most=float(longest), whole=True)
+    max_length, buffer = options["longest"], options["buffer"]
+    check_number("The option 'longest' (tokens) of reward 'overlong'", max_length, least=1.0, whole=True)
+    check_number("The option 'buffer' (tokens) of reward 'overlong'", buffer, least=1.0, most=float(max_length), whole=True)
 
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)

@@ -144,13 +144,13 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
     """Remove rewards of completions without rewarded blocks (`pays`). Refuse a wrong number of rewards or measured costs."""
-    size, value_count, cost_count = len(text), len(reward.value_n), len(measures_of([objective]))
-    cost_nc = torch.zeros(size, cost_count).double() if reward.measured_nc is None else reward.measured_nc
+    size, value_count, measure_count = len(text), len(reward.value_n), len(measures_of([objective]))
+    cost_nc = torch.zeros(size, measure_count).double() if reward.measured_nc is None else reward.measured_nc
     subject = f"The reward of objective '{objective.name}'"
     possible_faults = {
         f"{subject} returned {value_count} numbers for {size} completions. Return one number for each.": value_count != size,
-        f"{subject} returned {cost_nc.shape[1]} measured costs for each completion, but names {cost_count} costs. Name each cost "
-        "in register(..., measures=[NAME, ...]), or return no costs.": cost_nc.shape[1] != cost_count,
+        f"{subject} returned {cost_nc.shape[1]} measured costs for each completion, but names {measure_count} costs. Name each "
+        "cost in register(..., measures=[NAME, ...]), or return no costs.": cost_nc.shape[1] != measure_count,
     }
     refuse(possible_faults, RewardError)
     is_paid_n = torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
@@ -217,8 +217,8 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
     waiting_objectives = [objective for objective in objectives if waits(objective)]
     if not waiting_objectives:
         return {}
-    names_text = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
-    with restore_process(f"A reward function that is awaited ({names_text})", text):
+    objectives_text = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
+    with restore_process(f"A reward function that is awaited ({objectives_text})", text):
         return run(await_rewards(waiting_objectives, text, columns))
 
 
@@ -259,7 +259,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
             continue
         _check_options(objective, built_in_reward)
         if (judge_name := judge_by_objective[objective.name]) is not None:
-            _check_earlier(objective, judge_name, [earlier.name for earlier in objectives[:position]])
+            _check_earlier(objective, judge_name, [earlier_objective.name for earlier_objective in objectives[:position]])
         if objective.name not in recorded:
             _check_reading(objective, built_in_reward, layout)
 
@@ -298,7 +298,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
         # The nearest earlier block comes first, because `back_off` drops outcomes from the end of `given`.
-        earlier_names = tuple(other.name for other in reversed(objectives))
+        earlier_names = tuple(earlier_objective.name for earlier_objective in reversed(objectives))
         given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
         # Without outcomes, all completions of the group are compared.
@@ -383,12 +383,12 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     """Refuse a built-in reward that lacks its package or cannot read its block."""
     options = {**entry.options, **objective.options}
     entry.ready(options)
-    named_blocks = [options[name] for name in entry.blocks]
-    for block in (*named_blocks, objective.options.get("block")):
+    option_blocks = [options[name] for name in entry.blocks]
+    for block in (*option_blocks, objective.options.get("block")):
         if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
     # If options name blocks, these and the first rewarded block need the tag. Otherwise one rewarded block is enough.
-    block_groups = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
+    block_groups = [(block,) for block in (objective.pays[0], *option_blocks)] if option_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]
         if tag and tag not in block_tags:

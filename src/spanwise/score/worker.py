@@ -64,8 +64,8 @@ def as_latex(text: str) -> str:
 
 def as_words(text: str) -> str | None:
     """Normalise words or a date, so that `==` can compare them. Return None for any other text."""
-    is_words = _WORDS.fullmatch(text) is not None and text != "pi"
-    return unicodedata.normalize("NFC", re.sub(r"\b0(?=\d)", "", text.replace("/", "-"))) if is_words else None
+    is_word_text = _WORDS.fullmatch(text) is not None and text != "pi"
+    return unicodedata.normalize("NFC", re.sub(r"\b0(?=\d)", "", text.replace("/", "-"))) if is_word_text else None
 
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
@@ -81,9 +81,9 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
         parsed_answer = untimed_parse(as_latex(answer), raise_on_error=True)
         is_equal = bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
         with suppress(TypeError, ValueError):  # Math-Verify compares only six decimals
-            gold_size = abs(float(parsed_gold[0]))
-            if is_equal and gold_size < 1e-5:  # sympy may turn 0 into a value below 1e-100
-                is_equal = math.isclose(parsed_gold[0], parsed_answer[0], rel_tol=1e-6, abs_tol=1e-12 * (gold_size < 1e-100))
+            gold_abs = abs(float(parsed_gold[0]))
+            if is_equal and gold_abs < 1e-5:  # sympy may turn 0 into a value below 1e-100
+                is_equal = math.isclose(parsed_gold[0], parsed_answer[0], rel_tol=1e-6, abs_tol=1e-12 * (gold_abs < 1e-100))
         return is_equal
     except MemoryError:
         raise
@@ -113,15 +113,15 @@ def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = E
 
 def whole_json(completion: str) -> Any:
     """Return the value of a completion's JSON. If the whole text is not JSON, it begins at the first brace."""
-    completion_value = json_value(completion)
-    return json_value(completion, within=True) if completion_value is MISSING else completion_value
+    parsed_json = json_value(completion)
+    return json_value(completion, within=True) if parsed_json is MISSING else parsed_json
 
 
 def is_valid(schema: str, completion: str) -> bool:
     """Return whether the JSON of a completion is valid under a JSON Schema, given as text."""
-    completion_value = whole_json(completion)
+    parsed_json = whole_json(completion)
     try:
-        return completion_value is not MISSING and read_schema(schema)[0].is_valid(completion_value)
+        return parsed_json is not MISSING and read_schema(schema)[0].is_valid(parsed_json)
     except RecursionError:  # the value is nested deeper than Python can follow
         return False
 
@@ -193,7 +193,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 def redefinable_builtins(tests: str) -> list[str]:
     """Return the builtins that the tests use and that the tested code may redefine."""
     definition_types = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    nodes = [node for part in ast.parse(tests).body if not isinstance(part, definition_types) for node in ast.walk(part)]
+    nodes = [node for stmt in ast.parse(tests).body if not isinstance(stmt, definition_types) for node in ast.walk(stmt)]
     loaded_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     if not loaded_names - {"true", "false", "null"} and not any(isinstance(node, ast.Assert) for node in nodes):
         raise ValueError("the tests only define or list something, so any code would pass them")
@@ -202,9 +202,9 @@ def redefinable_builtins(tests: str) -> list[str]:
     for symbol_table in symbol_tables:
         symbol_tables += symbol_table.get_children()
     module_symbols = module_table.get_symbols()
-    nested_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols() if symbol.is_global()]
+    global_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols() if symbol.is_global()]
     defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    used_names = {symbol.get_name() for symbol in (*module_symbols, *nested_symbols) if symbol.is_referenced()}
+    used_names = {symbol.get_name() for symbol in (*module_symbols, *global_symbols) if symbol.is_referenced()}
     undefined_names = used_names - defined_names
     return sorted(undefined_names) if all(hasattr(builtins, name) for name in undefined_names) else []
 
@@ -280,7 +280,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 def main() -> None:
     """Run a harmless check to show that checks work, and then answer each request that arrives on standard input."""
-    check_kind, memory_limit = sys.argv[1], int(sys.argv[4])
+    kind_of_check, memory_limit = sys.argv[1], int(sys.argv[4])
     processor_seconds, clock_seconds = map(float, sys.argv[2:4])
     # Libraries must not print into the pipe that carries the replies.
     reply_file = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -288,8 +288,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     program_limits: dict[str, Any] = {}
-    if check_kind != "code":
-        check_function, trial_input = (equals_as_math, "1/2") if check_kind == "math" else (is_valid, "{}")
+    if kind_of_check != "code":
+        check_function, trial_input = (equals_as_math, "1/2") if kind_of_check == "math" else (is_valid, "{}")
         print(_reply(check_function, trial_input, trial_input), file=reply_file, flush=True)
         if resource is not None and memory_limit:
             resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))

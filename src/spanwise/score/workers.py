@@ -298,13 +298,13 @@ def _after_fork() -> None:
     global _REPEAT_LOCK
     DEADLINES.__init__()
     _REPEAT_LOCK = threading.Lock()
-    for workers in list(_all_workers):
-        for worker in workers._workers:
+    for worker_pool in list(_all_workers):
+        for worker in worker_pool._workers:
             if worker.process is not None:
                 worker.process.returncode = 0  # a child cannot wait for its parent's processes
                 _inherited.append(worker.process)
                 worker.process = None
-        workers._reset()
+        worker_pool._reset()
 
 
 if hasattr(os, "register_at_fork"):

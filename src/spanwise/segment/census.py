@@ -38,18 +38,18 @@ class Census:
         """Say which of the layout's marks (such as tags) completions lack, and which they hold instead. "" if none."""
         if not self.lacking:
             return ""
-        marks_with_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        wanted_mark_counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
-        count_of_mark = {**wanted_mark_counts, **self.others}
+        lacking_marks_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        present_mark_counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
+        count_of_mark = {**present_mark_counts, **self.others}
         counted_marks = [f"{self._show(mark)} (in {count})" for mark, count in count_of_mark.items()]
-        more_text = ", ..." if len(counted_marks) > 6 else ""
+        ellipsis_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
             return (
-                f"{marks_with_counts} of {self.size} completions. Instead, the completions contain "
-                f"{', '.join(counted_marks[:6])}{more_text}."
+                f"{lacking_marks_text} of {self.size} completions. Instead, the completions contain "
+                f"{', '.join(counted_marks[:6])}{ellipsis_text}."
             )
         finding = "No completion has tags" if self.segmenter == "tags" else f"The segmenter {self.segmenter} finds nothing"
-        return f"{marks_with_counts} of {self.size} completions. {finding}."
+        return f"{lacking_marks_text} of {self.size} completions. {finding}."
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"
@@ -76,23 +76,23 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     """
     segmenter_entry = SEGMENTERS.find(segmenter)
     list_marks = segmenter_entry.says
-    holds_mark = segmenter_entry.holds
+    mark_test = segmenter_entry.holds
     layout_marks = dict.fromkeys(map(any_index, marks) if segmenter == "json" else marks)
     completion_count = 0
     count_of_mark = Counter[str]()
     for completion in texts:
         completion_count += 1
         marks_of_text = set() if list_marks is None else set(list_marks(completion))
-        if holds_mark is not None:
+        if mark_test is not None:
             marks_of_text.difference_update(layout_marks)
-            marks_of_text.update(mark for mark in layout_marks if holds_mark(completion, mark))
+            marks_of_text.update(mark for mark in layout_marks if mark_test(completion, mark))
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count
-    wanted_counts = {mark: count_of_mark[mark] for mark in layout_marks} if list_marks or holds_mark else {}
-    other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted_counts]
-    sorted_counts = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
-    return Census(completion_count, wanted_counts, dict(sorted_counts), segmenter)
+    layout_mark_counts = {mark: count_of_mark[mark] for mark in layout_marks} if list_marks or mark_test else {}
+    other_mark_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in layout_mark_counts]
+    sorted_mark_counts = sorted(other_mark_counts, key=lambda entry: (-entry[1], entry[0]))
+    return Census(completion_count, layout_mark_counts, dict(sorted_mark_counts), segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

@@ -44,7 +44,7 @@ _PAIRS = (
 
 
 def _signs(*texts: str) -> set[bytes]:
-    return {sign.encode() for signs in texts for sign in signs.split()}
+    return {sign.encode() for text in texts for sign in text.split()}
 
 
 #: Maps an opening sign, such as `<think>`, to its channel and closing sign.
@@ -105,13 +105,13 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     for channel, channel_parts in parts_of_mark.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
             raise LayoutError(unknown("channel", channel_parts[0].mark, (_REASONING, _CALL, _ANSWER)))
-    is_prefilled = layout.prefilled in {part.mark for part in parts}
-    if is_prefilled and str(layout.prefilled).removesuffix(EACH) != _REASONING:
+    has_prefilled_part = layout.prefilled in {part.mark for part in parts}
+    if has_prefilled_part and str(layout.prefilled).removesuffix(EACH) != _REASONING:
         raise LayoutError(f"prefilled is '{layout.prefilled}', but a prompt can open only 'reasoning'. Remove 'prefilled'.")
     find_signs = sign_finder(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
     def find(sample: Sample) -> Found:
-        channel_reader = _Reader(sample.text, find_signs(sample), is_prefilled)
+        channel_reader = _Reader(sample.text, find_signs(sample), has_prefilled_part)
         channel_reader.run()
         next_channel_starts = [start for _, start, _ in channel_reader.channels[1:]]
         channel_stops = [*next_channel_starts, len(sample.text)]
@@ -140,9 +140,9 @@ class _Reader:
 
     def run(self) -> None:
         """Read all turns of the completion: list their channels in `channels`, and collect the faults in `fault`."""
-        turn_ends = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
+        turn_end_indices = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         sign_index = 0
-        for turn_end in (*turn_ends, len(self.signs) - 1):
+        for turn_end in (*turn_end_indices, len(self.signs) - 1):
             self.turn_end = turn_end
             self.lead_start = None
             end_sign = self.signs[turn_end]

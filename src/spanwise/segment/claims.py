@@ -36,11 +36,11 @@ def text_end(text: bytes) -> int:
     (5, 5, 11)
     """
     end_byte = len(text)
-    open_count: int | None = None  # the number of HTML tags `<s>` that are open before the `</s>` at the end
+    open_tag_count: int | None = None  # the number of HTML tags `<s>` that are open before the `</s>` at the end
     while (start_byte := text.rfind(b"<", 0, end_byte)) >= 0 and _END.fullmatch(text, start_byte, end_byte):
         if text[start_byte:end_byte] == b"</s>":
-            open_count = 1 + (text.count(b"<s>") - text.count(b"</s>") if open_count is None else open_count)
-            if open_count > 0:
+            open_tag_count = 1 + (text.count(b"<s>") - text.count(b"</s>") if open_tag_count is None else open_tag_count)
+            if open_tag_count > 0:
                 break  # this `</s>` closes a tag of HTML
         end_byte = start_byte
     return end_byte
@@ -264,8 +264,8 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         claim_stop = next(stops_of_open_claims) if claim.stop is None else claim.stop
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
-        min_stop = claim.stop or content_stop
-        if min_stop <= open_stops_and_blocks[-1][0]:  # skip a text that overlaps the end of the text around it
+        known_stop = claim.stop or content_stop
+        if known_stop <= open_stops_and_blocks[-1][0]:  # skip a text that overlaps the end of the text around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             kept_claims.append(claim)

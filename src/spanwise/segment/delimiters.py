@@ -64,13 +64,13 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         """Split delimiters into those that are added tokens (returned as ids) and all others (returned as a pattern)."""
         added_sign_ids = [token_id for token_id in vocabulary.added if vocabulary.pieces[token_id] in signs]
         added_signs = {vocabulary.pieces[token_id] for token_id in added_sign_ids}
-        spelled_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
-        signs_longest_first = sorted(spelled_signs, key=lambda sign: (-len(sign), sign))
+        text_signs = set(signs) - added_signs - set(tokens_only if vocabulary.added else ())
+        signs_longest_first = sorted(text_signs, key=lambda sign: (-len(sign), sign))
         return added_sign_ids, re.compile(b"|".join(map(re.escape, signs_longest_first)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        added_sign_ids, spelled_sign_pattern = compile_signs(sample.vocabulary)
-        spelled_signs = [Sign(match.group(), *match.span()) for match in spelled_sign_pattern.finditer(sample.text)]
+        added_sign_ids, text_sign_pattern = compile_signs(sample.vocabulary)
+        text_signs = [Sign(match.group(), *match.span()) for match in text_sign_pattern.finditer(sample.text)]
         sign_token_positions = np.flatnonzero(np.isin(sample.id_t, added_sign_ids))
         sign_texts = [sample.vocabulary.pieces[token_id] for token_id in sample.id_t[sign_token_positions]]
         token_ends = sample.end_t[sign_token_positions].tolist()
@@ -78,7 +78,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_starts = [sign.start for sign in token_signs]
         # Drop delimiters found by text search if they overlap one that is an added token.
         nonoverlapping_signs = [
-            sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
+            sign for sign in text_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
         end_sign = Sign(b"", len(sample.text), len(sample.text))
         return [*sorted([*nonoverlapping_signs, *token_signs], key=lambda sign: sign.start), end_sign]
@@ -110,9 +110,9 @@ def _opens(mark: str) -> tuple[str, ...]:
 
 def _says(text: str) -> list[str]:
     """Return the mark `<tag>...</tag>` of each tag that a text both opens and closes."""
-    slash_and_names = _TAG.findall(text)
-    closed_names = {name for slash, name in slash_and_names if slash}
-    opened_names = dict.fromkeys(name for slash, name in slash_and_names if not slash)
+    tags = _TAG.findall(text)
+    closed_names = {name for slash, name in tags if slash}
+    opened_names = dict.fromkeys(name for slash, name in tags if not slash)
     return [f"<{name}>...</{name}>" for name in opened_names if name in closed_names]
 
 
@@ -120,16 +120,16 @@ def _says(text: str) -> list[str]:
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`. The module has the rules."""
     parts_of_mark = group_by_mark(parts, bare=False)
-    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps an opening delimiter to its mark and closing delimiter
+    pair_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps an opening delimiter to its mark and closing delimiter
     for mark in parts_of_mark:
         opening_sign, closing_sign = signs_of(mark)
-        if opening_sign.encode() in mark_of_opening:
+        if opening_sign.encode() in pair_of_opening:
             raise LayoutError(
                 f"'{mark}' has the same opening sign as another pair of delimiters. Give each pair its own opening sign."
             )
-        mark_of_opening[opening_sign.encode()] = mark, closing_sign.encode()
-    closing_signs = {closing_sign for _, closing_sign in mark_of_opening.values() if closing_sign}
-    find_signs = sign_finder({*mark_of_opening, *closing_signs})
+        pair_of_opening[opening_sign.encode()] = mark, closing_sign.encode()
+    closing_signs = {closing_sign for _, closing_sign in pair_of_opening.values() if closing_sign}
+    find_signs = sign_finder({*pair_of_opening, *closing_signs})
     prefilled_signs = [Sign(signs_of(mark)[0].encode(), 0, 0) for mark in parts_of_mark if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
@@ -140,18 +140,18 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
         sign_index = 0
         while sign_index < len(signs) - 1:
             sign = signs[sign_index]
-            if sign.written not in mark_of_opening:
+            if sign.written not in pair_of_opening:
                 fault_flags |= Fault.ORDER
                 sign_index += 1
                 continue
-            mark, closing_sign = mark_of_opening[sign.written]
+            mark, closing_sign = pair_of_opening[sign.written]
             has_closing_sign = closing_sign != b"" and last_index_by_sign.get(closing_sign, 0) > sign_index
-            end_signs = (closing_sign,) if has_closing_sign else mark_of_opening
+            end_signs = (closing_sign,) if has_closing_sign else pair_of_opening
             end_index = index_of_first(signs, range(sign_index + 1, len(signs) - 1), end_signs)
             end_sign = signs[end_index]
             inner_signs = {inner_sign.written for inner_sign in signs[sign_index + 1 : end_index]}
             if has_closing_sign:
-                fault_flags |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
+                fault_flags |= Fault.NESTED if inner_signs & pair_of_opening.keys() else 0
             else:
                 fault_flags |= Fault.ORDER if inner_signs else 0  # signs between two opening signs close other pairs
                 fault_flags |= Fault.TRUNCATED if closing_sign else 0
@@ -178,8 +178,8 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
             match_start = match.start()
             if previous_stop <= match_start < match.end():
                 previous_stop = match.end()
-                content_group = pattern.groupindex.get(b"value", min(pattern.groups, 1))  # group 0 is the whole match
-                content_span = match.span(content_group)
+                content_group_index = pattern.groupindex.get(b"value", min(pattern.groups, 1))  # group 0 is the whole match
+                content_span = match.span(content_group_index)
                 disjoint_matches.append((mark, match_start, previous_stop, content_span if content_span[0] >= 0 else None))
         return assign(disjoint_matches, parts_of_mark, surplus="keep")
 

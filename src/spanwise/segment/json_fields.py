@@ -125,20 +125,20 @@ class _Scan:
     def _read_object(self, at: int) -> int:
         """Read an object from its opening brace on. Return the byte after the object, or the end of the text."""
         for match in _TOKEN.finditer(self.text, at):
-            token_start, last_group = match.start(), match.lastindex
-            if last_group is None:
-                sign_byte = self.text[token_start]
-                if sign_byte == _COMMA:
+            token_start, token_kind = match.start(), match.lastindex
+            if token_kind is None:
+                punctuation_byte = self.text[token_start]
+                if punctuation_byte == _COMMA:
                     self._read_comma(token_start)
-                elif sign_byte in b"{[":
-                    self._open_value(token_start, array=sign_byte == _ARRAY)
+                elif punctuation_byte in b"{[":
+                    self._open_value(token_start, array=punctuation_byte == _ARRAY)
                 else:
-                    self._close(token_start, array=sign_byte == _ARRAY_END)
+                    self._close(token_start, array=punctuation_byte == _ARRAY_END)
                     if not self.stack:
                         return token_start + 1
-            elif last_group == _BROKEN:
+            elif token_kind == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif last_group == _KEY and not self.stack[-1].array:  # a string in an array is not a key
+            elif token_kind == _KEY and not self.stack[-1].array:  # a string in an array is not a key
                 self._read_key(match)
         return len(self.text)
 
@@ -184,13 +184,13 @@ class _Scan:
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
         """Close the innermost array (or object) and everything that is open inside it. If `array` is None, close all."""
-        closes_innermost = self.stack[-1].array == array
-        self.fault |= 0 if closes_innermost or array is None else _NESTED
+        is_innermost = self.stack[-1].array == array
+        self.fault |= 0 if is_innermost or array is None else _NESTED
         is_already_closed = array is not None and not self.open[array]
         while self.stack and not is_already_closed:
             container = self.stack.pop()
             self.open[container.array] -= 1
-            self._end_value(container, at, is_whole=closes_innermost)
+            self._end_value(container, at, is_whole=is_innermost)
             is_already_closed = container.array == array
 
     def _end_value(self, container: _Open, at: int, *, is_whole: bool = True) -> None:
@@ -204,8 +204,8 @@ class _Scan:
         is_extra_element = container.array and container.node.counted and container.index not in container.node.steps
         if value_part is None and not is_extra_element:
             return
-        padded_text = self.text[value_start:at]
-        value_text = padded_text.strip(_SPACE)
+        unstripped_text = self.text[value_start:at]
+        value_text = unstripped_text.strip(_SPACE)
         self.fault |= _MORE if is_extra_element and value_text else 0
         if value_part is None or (container.array and not value_text):
             return
@@ -214,7 +214,7 @@ class _Scan:
             return
         if value_part.index is not None or EACH not in value_part.mark:
             self.done.add(value_part)
-        text_start = value_start + len(padded_text) - len(padded_text.lstrip(_SPACE))
+        text_start = value_start + len(unstripped_text) - len(unstripped_text.lstrip(_SPACE))
         value_content = _value_content(value_text, text_start) if is_whole else None
         self.claims.append(Claim(value_part, claim_start, text_start + len(value_text), value_content))
 
@@ -234,11 +234,11 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     if node_parts and len(paths) > 1:
         outer_part = node_parts[-1]
         inner_parts = [part for part, steps_left in paths if steps_left]
-        inner_part = inner_parts[0] if inner_parts else node_parts[0]
-        relation = "is the same as" if inner_part.mark == outer_part.mark else "lies inside"
+        overlapping_part = inner_parts[0] if inner_parts else node_parts[0]
+        relation = "is the same as" if overlapping_part.mark == outer_part.mark else "lies inside"
         raise LayoutError(
-            f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: "
-            f"'{inner_part.mark}' {relation} '{outer_part.mark}'. But a token can belong to one block only. Name the "
+            f"Blocks '{layout.names[overlapping_part.block]}' and '{layout.names[outer_part.block]}' overlap: "
+            f"'{overlapping_part.mark}' {relation} '{outer_part.mark}'. But a token can belong to one block only. Name the "
             f"fields of '{outer_part.mark}' one by one, or leave out one of the two blocks."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
@@ -306,15 +306,15 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         is_whole_number = value.is_finite() and value.adjusted() < 100 and value == value.to_integral_value()
         return int(value) if is_whole_number else float(str(value))
-    array = value.numpy(force=True) if hasattr(value, "numpy") else value
-    array_type: Any = getattr(array, "dtype", None)
+    numpy_value = value.numpy(force=True) if hasattr(value, "numpy") else value
+    array_type: Any = getattr(numpy_value, "dtype", None)
     if getattr(array_type, "kind", "") == "f" and array_type.itemsize != 8:
-        return array.astype(str).astype(float).tolist()  # keep the float32 3.1 as 3.1, not as 3.0999999
+        return numpy_value.astype(str).astype(float).tolist()  # keep the float32 3.1 as 3.1, not as 3.0999999
     if getattr(array_type, "kind", "") == "M":
-        return array.astype("datetime64[us]").tolist()
-    if hasattr(array, "tolist"):
-        return array.tolist()
-    return float(array) if hasattr(array, "__float__") else math.nan
+        return numpy_value.astype("datetime64[us]").tolist()
+    if hasattr(numpy_value, "tolist"):
+        return numpy_value.tolist()
+    return float(numpy_value) if hasattr(numpy_value, "__float__") else math.nan
 
 
 def paths(text: str) -> dict[str, None]:

@@ -96,8 +96,8 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
             headings.append(Heading(match.start(), match.end(), len(heading_sign), heading_title.decode(errors="replace")))
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
-            words_after_fence = line_text.split(None, 1)
-            fence_language = words_after_fence[0].decode(errors="replace").lower() if words_after_fence else ""
+            info_words = line_text.split(None, 1)
+            fence_language = info_words[0].decode(errors="replace").lower() if info_words else ""
             language = _ALIASES.get(fence_language, fence_language)
             fences.append(Fence(match.start(), len(text), (match.end(), len(text)), language, closed=False))
     return fences, headings
@@ -188,13 +188,13 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     for mark in parts_of_mark:
         if mark == "fence":
             continue
-        language_and_kind = _MARK.fullmatch(mark)
-        if language_and_kind is None:
+        mark_match = _MARK.fullmatch(mark)
+        if mark_match is None:
             raise LayoutError(
                 f"The segmenter 'code' does not know '{mark}'. Write 'fence' for a whole code block, or a language and a "
                 f"kind, such as python.function."
             )
-        language, code_kind = language_and_kind.groups()
+        language, code_kind = mark_match.groups()
         if language not in parser_by_language:
             parser_by_language[language] = _load_parser(language)
             matchers_by_language[language] = {}
@@ -215,8 +215,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 syntax_root = parser.parse(code_text).root_node
                 fault_flags |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
                 seen_spans: set[tuple[int, int]] = set()
-                for mark, match_nodes in matchers_by_language[language].items():
-                    for node_start, node_stop, is_valid in match_nodes(syntax_root):
+                for mark, matcher in matchers_by_language[language].items():
+                    for node_start, node_stop, is_valid in matcher(syntax_root):
                         if (node_start, node_stop) not in seen_spans:
                             seen_spans.add((node_start, node_stop))
                             span_in_text = code_start + node_start, code_start + node_stop
@@ -272,16 +272,16 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
     """Locate the nodes of a syntax tree that `match` accepts, except those inside an accepted node."""
-    locations = list[tuple[int, int, bool]]()
+    node_locations = list[tuple[int, int, bool]]()
     nodes_to_visit = [root]  # tree-sitter's own queries would take quadratic time
     while nodes_to_visit:
         node = nodes_to_visit.pop()
         matched_node = match(node)
         if matched_node is not None:
-            locations.append(_locate(matched_node))
+            node_locations.append(_locate(matched_node))
         if matched_node != node:
             nodes_to_visit += reversed(node.children)
-    return locations
+    return node_locations
 
 
 def _find_docstring(node: Any) -> Any:

@@ -215,13 +215,13 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
     text_of_block: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for block_index, (name, block_keys) in enumerate(keys.items()):
         if present_k[block_index]:
-            block_text = dict[str, str | None]()
-            text_of_block[name] = block_text
+            text_of_key = dict[str, str | None]()
+            text_of_block[name] = text_of_key
             for key in block_keys:
                 content = pieces.contents.get((block_index, key))
                 content_bytes = completion[content[0] : min(content[1], end_byte)] if isinstance(content, tuple) else content
-                block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
-            block_text[""] = b"".join(pieces_of_block[block_index]).decode("utf-8", "replace")
+                text_of_key[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
+            text_of_key[""] = b"".join(pieces_of_block[block_index]).decode("utf-8", "replace")
     # The blocks add up to the whole text only if each is one piece, in the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
@@ -287,10 +287,10 @@ class TagParser:
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
         starts_with_tag = offsets[1] == 0
         pieces, part_starts = parse_tags(tag_texts, starts_with_tag)
-        contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
+        content_spans = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
         piece_starts = tuple([offsets[start] for start in pieces.starts])
-        pieces_in_bytes = Pieces(pieces.blocks, piece_starts, pieces.fault, contents)
-        return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
+        byte_pieces = Pieces(pieces.blocks, piece_starts, pieces.fault, content_spans)
+        return byte_pieces, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """Find blocks from the sequence of tags alone. Positions are indices of `offsets` in `parse`."""

@@ -109,9 +109,9 @@ def _sentence_starts(sample: Sample) -> list[int]:
     """
     text = sample.text
     sentence_starts = [0]
-    inner_full_stops = {match.end() for match in _NO_END.finditer(text)}
+    inner_stop_ends = {match.end() for match in _NO_END.finditer(text)}
     for match in _SENTENCE.finditer(text):
-        if match.start() not in inner_full_stops or _EMPTY_LINE.search(text, *match.span()):
+        if match.start() not in inner_stop_ends or _EMPTY_LINE.search(text, *match.span()):
             sentence_starts.append(match.end())
     return sentence_starts
 

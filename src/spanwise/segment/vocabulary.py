@@ -120,11 +120,11 @@ class Vocabulary:
         id_of_token: Mapping[str, int] = fast_tokenizer.get_vocab(with_added_tokens=True)
         largest_id = max(id_of_token.values(), default=-1)
         bytes_of_id = [b""] * max(largest_id + 1, size or 0)
-        for text, token_id in id_of_token.items():
+        for piece, token_id in id_of_token.items():
             if token_id in added_tokens:
-                bytes_of_id[token_id] = (text if added_tokens[token_id]["special"] else replace_characters(text)).encode()
+                bytes_of_id[token_id] = (piece if added_tokens[token_id]["special"] else replace_characters(piece)).encode()
             else:
-                bytes_of_id[token_id] = piece_to_bytes(text)
+                bytes_of_id[token_id] = piece_to_bytes(piece)
         vocabulary = cls(tuple(bytes_of_id), frozenset(added_tokens))
         _check_probe(vocabulary, fast_tokenizer)
         return vocabulary
@@ -156,16 +156,16 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
     is_after_fuse_step = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
         step_type = step["type"]
-        precedes_encoding = not is_after_fuse_step and encode_piece is str.encode
+        is_before_encoding = not is_after_fuse_step and encode_piece is str.encode
         if step_type == "Fuse":
             is_after_fuse_step = True
         elif step_type == "Strip" and is_after_fuse_step:
             pass  # a completion continues a prompt, so it keeps its leading space
-        elif step_type == "Replace" and precedes_encoding and "String" in step["pattern"]:
+        elif step_type == "Replace" and is_before_encoding and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
-        elif step_type == "Metaspace" and precedes_encoding:
+        elif step_type == "Metaspace" and is_before_encoding:
             replacements.append((step["replacement"], " "))
-        elif step_type in _ENCODERS and precedes_encoding:
+        elif step_type in _ENCODERS and is_before_encoding:
             encode_piece = _ENCODERS[step_type]
         else:
             raise DataError(
@@ -181,8 +181,8 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 def _byte_of_character() -> dict[str, int]:
     """Map the characters of GPT-2's byte-level alphabet to bytes."""
     printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
-    return {chr(byte): byte for byte in printable_bytes} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
+    unprintable_bytes = [byte for byte in range(256) if byte not in printable_bytes]
+    return {chr(byte): byte for byte in printable_bytes} | {chr(256 + n): byte for n, byte in enumerate(unprintable_bytes)}
 
 
 _ALPHABET = _byte_of_character()

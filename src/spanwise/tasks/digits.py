@@ -53,16 +53,16 @@ class Source(Generic[AnyProblems]):
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
         excluded_prompts = set(exclude)
         problem_chunks = list[AnyProblems]()
-        missing_count = size
-        while missing_count:
-            candidate_problems = self.draw_any(missing_count, rng)
+        missing_problem_count = size
+        while missing_problem_count:
+            candidate_problems = self.draw_any(missing_problem_count, rng)
             new_indices: list[int] = []
             for row_index, prompt in enumerate(candidate_problems.prompts):
                 if prompt not in excluded_prompts:
                     new_indices.append(row_index)
                     excluded_prompts.update([prompt] if unique else [])
             problem_chunks.append(candidate_problems.take(np.array(new_indices, dtype=np.int64)))
-            missing_count -= len(new_indices)
+            missing_problem_count -= len(new_indices)
         return join_rows(problem_chunks)
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
@@ -105,8 +105,8 @@ class Problems(EmbeddedProblems):
     @property
     def items(self) -> list[list[str]]:
         """The steps of each problem as text, such as `["+3", "*4"]`."""
-        step_rows = zip(self.operator_ns.tolist(), self.operand_ns.tolist(), self.length_n.tolist(), strict=True)
-        return [[f"{OPERATORS[o]}{d}" for o, d in zip(ops[:k], operands[:k], strict=True)] for ops, operands, k in step_rows]
+        rows = zip(self.operator_ns.tolist(), self.operand_ns.tolist(), self.length_n.tolist(), strict=True)
+        return [[f"{OPERATORS[op]}{d}" for op, d in zip(ops[:k], operands[:k], strict=True)] for ops, operands, k in rows]
 
     @property
     def prompts(self) -> list[str]:
@@ -117,8 +117,8 @@ class Problems(EmbeddedProblems):
     @property
     def answers(self) -> list[str]:
         """The true answers, one digit each. A smudged operator `~` counts as the plus or minus drawn for it."""
-        no_slip_ns = np.zeros(self.operator_ns.shape, dtype=bool)
-        return [str(digit) for digit in run_chain(self, no_slip_ns, self.operand_ns)[:, -1].tolist()]
+        is_slip_ns = np.zeros(self.operator_ns.shape, dtype=bool)
+        return [str(digit) for digit in run_chain(self, is_slip_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class LongProblems(Problems):
         """The prompt of each chain: its first digit, its numbered steps and fillers, and `=`."""
         filled_steps = [steps + [FILLER] * (MOST_STEPS - len(steps)) for steps in self.items]
         chains = zip(self.start_n.tolist(), filled_steps, strict=True)
-        return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in chains]
+        return [f"{start}{''.join(f'{index}{step}' for index, step in enumerate(steps))}=" for start, steps in chains]
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,8 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
             slip_rate = noise.slip[OPERATORS.index(interpreted_step[0])]
             is_slip = rng.random() < slip_rate * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, interpreted_step)
-            meaning = "" if smudged_step == interpreted_step else interpreted_step.replace("-", "?-")
-            reasoning += f"{index}.{smudged_step}{meaning}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
+            reading = "" if smudged_step == interpreted_step else interpreted_step.replace("-", "?-")
+            reasoning += f"{index}.{smudged_step}{reading}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
         traces.append(f"<reasoning>{reasoning}</reasoning><answer>{digit}</answer>")
     return traces
 

@@ -228,11 +228,11 @@ def embedded(task: Start | Fields) -> Embedded:
     """Return an embedded (built-in) task by the name of its warm start. The task `fields` is given by its settings."""
     if not isinstance(task, Fields):
         return STARTS[task]
-    course = _course(
+    fields_course = _course(
         9, FIELDS_NOISE, task.source, task.traces, tokenizer=build_fields_tokenizer, shape={"width": 64, "heads": 2},
         folder=f"{{}}-{task.kind}-{task.count}", key={"fields": {"kind": task.kind, "count": task.count}},
     )  # fmt: skip
-    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, course, task.answers)
+    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, fields_course, task.answers)
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Task:
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Return the number that each completion states as its confidence. NaN if it is missing or unreadable."""
-    block_fields = [blocks.get(block) or {} for blocks in text]
-    confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
+    tag_contents = [blocks.get(block) or {} for blocks in text]
+    confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in tag_contents]
     confidences = [None if stated_text is None else parse_confidence(stated_text) for stated_text in confidence_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

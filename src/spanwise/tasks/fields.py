@@ -103,10 +103,10 @@ class Fields:
     source: ClassVar[Source[FieldProblems]] = Source(draw_digits, 20_263)
 
     def __post_init__(self) -> None:
-        fewest_fields, most_fields = self.counts
-        if not fewest_fields <= self.count <= most_fields:
+        min_field_count, max_field_count = self.counts
+        if not min_field_count <= self.count <= max_field_count:
             raise DataError(
-                f"You asked for {self.count} fields, but a task of kind '{self.kind}' has {fewest_fields} to {most_fields}."
+                f"You asked for {self.count} fields, but a task of kind '{self.kind}' has {min_field_count} to {max_field_count}."
             )
 
     @property

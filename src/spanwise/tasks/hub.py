@@ -163,7 +163,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     prompt_columns = [columns.prompt] if columns.whole else []
     unwanted_names = (*added_columns, *prompt_columns, *_TRL_COLUMNS)
-    other_columns = [name for name in rows.column_names if name not in unwanted_names]
+    kept_columns = [name for name in rows.column_names if name not in unwanted_names]
     dropped_columns = [name for name in rows.column_names if name in unwanted_names]
 
     def build_row(cells: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
     task_rows = rows.map(build_row, remove_columns=dropped_columns)
     if columns.answer is not None:  # `map` would convert the texts to the type of an old column `answer`
         task_rows = task_rows.add_column("answer", [_answer_text(cell) for cell in rows[columns.answer]])
-    return task_rows.select_columns([*added_columns, *other_columns])
+    return task_rows.select_columns([*added_columns, *kept_columns])
 
 
 def _answer_text(cell: Any) -> str:
@@ -188,17 +188,17 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
-    missing_text = ", ".join(missing_words)
+    words_text = ", ".join(missing_words)
     usual_tags_text = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {missing_text}, but no prompt asks for {missing_text}. The default instruction '{usual}' asks only "
-            f"for {usual_tags_text}. Set 'instruction' to a text that asks for {missing_text}. Or set prompt_column to a column of "
-            f"whole prompts. If the model writes {missing_text} without being asked, set instruction=''."
+            f"The layout has {words_text}, but no prompt asks for {words_text}. The default instruction '{usual}' asks only "
+            f"for {usual_tags_text}. Set 'instruction' to a text that asks for {words_text}. Or set prompt_column to a column of "
+            f"whole prompts. If the model writes {words_text} without being asked, set instruction=''."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
-        f"None of the first {len(prompts)} prompts asks for the layout's {noun} {missing_text}. A model writes them only if it is "
+        f"None of the first {len(prompts)} prompts asks for the layout's {noun} {words_text}. A model writes them only if it is "
         "asked to or has learnt to. Ask for them in the prompts. If the model has learnt to write them, set instruction=''.",
         UserWarning,
         stacklevel=3,
@@ -228,9 +228,9 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the layout's opening tags and JSON keys that no prompt names. A prefilled tag is left out."""
     searched_words: dict[str, None] = {}
     for part in layout.parts:
-        list_words = SEGMENTERS.find(part.segmenter).asks
-        if list_words is not None and part.mark != layout.prefilled:
-            searched_words.update(dict.fromkeys(list_words(part.mark)))
+        words_of_mark = SEGMENTERS.find(part.segmenter).asks
+        if words_of_mark is not None and part.mark != layout.prefilled:
+            searched_words.update(dict.fromkeys(words_of_mark(part.mark)))
     return [word for word in searched_words if not any(_holds(prompt, word) for prompt in texts)]
 
 
@@ -362,10 +362,10 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
             )
         for row_index, cell in enumerate(rows[name]):
             is_blank = is_empty(cell) or not str(cell).strip()
-            problem = "fill the cell or drop the row." if is_blank else _cell_fault(cell, option, columns, template=template)
-            if problem:
+            remedy = "fill the cell or drop the row." if is_blank else _cell_fault(cell, option, columns, template=template)
+            if remedy:
                 cell_text = "nothing" if is_blank else f"{cell!r:.80}"
-                raise DataError(f"Row {row_index} of the dataset '{dataset}' has {cell_text} in column '{name}'; {problem}")
+                raise DataError(f"Row {row_index} of the dataset '{dataset}' has {cell_text} in column '{name}'; {remedy}")
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:

@@ -122,15 +122,15 @@ def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, mos
 
 def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Draw an invoice letter, its right JSON object, and the misleading facts in it."""
-    occurs = partial(_happens, rng, facts)
-    date_format = int(rng.integers(5))
+    draw_fact = partial(_happens, rng, facts)
+    format_index = int(rng.integers(5))
     currency = _pick(tuple(_CURRENCIES), rng)
     currency_word = _pick(_CURRENCIES[currency], rng)
-    invoice_number = int(rng.integers(1000, 10_000)) if occurs(0.88) else None
+    invoice_number = int(rng.integers(1000, 10_000)) if draw_fact(0.88) else None
     invoice_date = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
     due_date = invoice_date + timedelta(days=int(rng.integers(7, 61)))
-    has_date, has_due_date = occurs(0.95), occurs(0.5)
-    customer_name = _name(rng) if occurs(0.95) else None
+    has_date, has_due_date = draw_fact(0.95), draw_fact(0.5)
+    customer_name = _name(rng) if draw_fact(0.95) else None
     item_count = int(rng.integers(1, MOST_ITEMS + 1))
     item_names = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(item_count)]
     items = [
@@ -143,13 +143,13 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
         "due": due_date.isoformat() if has_due_date else None, "currency": currency, "items": items, "total": total_price,
     }  # fmt: skip
     misleading_facts = {
-        "invoice": int(rng.integers(1000, 10_000)) if occurs(0.4) else None,
-        "date": (invoice_date + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if occurs(0.5) else None,
-        "name": _name(rng) if occurs(0.4) else None,
+        "invoice": int(rng.integers(1000, 10_000)) if draw_fact(0.4) else None,
+        "date": (invoice_date + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if draw_fact(0.5) else None,
+        "name": _name(rng) if draw_fact(0.4) else None,
     }
     first_sentence = " ".join(
         [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(invoice_number)] if invoice_number else [])]
-        + ([_pick(("of", "from", "dated"), rng), _write_date(invoice_date, date_format)] if has_date else [])
+        + ([_pick(("of", "from", "dated"), rng), _write_date(invoice_date, format_index)] if has_date else [])
     )
     sentences = [f"{first_sentence}."]
     if customer_name:
@@ -158,11 +158,11 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     sentences += [f"{item_template.format(**item)}." for item in items]
     first_insert_index = len(sentences)
     total_word = _pick(("Total", "Sum", "In all"), rng)
-    sentences.append(f"{total_word} {total_price} {currency_word}." if occurs(0.7) else f"Prices in {currency_word}.")
+    sentences.append(f"{total_word} {total_price} {currency_word}." if draw_fact(0.7) else f"Prices in {currency_word}.")
     if has_due_date:
-        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_format)}.")
+        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, format_index)}.")
     misleading_day = misleading_facts["date"]
-    misleading_date = _write_date(date.fromisoformat(misleading_day), date_format) if misleading_day else None
+    misleading_date = _write_date(date.fromisoformat(misleading_day), format_index) if misleading_day else None
     wordings_of_facts = (
         (("Replaces {}.", "Order {}.", "Our reference {}."), misleading_facts["invoice"]),
         (("Delivered {}.", "Ordered {}.", "Shipped {}."), misleading_date),
@@ -171,7 +171,7 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     for sentence in [_pick(wordings, rng).format(fact) for wordings, fact in wordings_of_facts if fact]:
         sentences.insert(int(rng.integers(first_insert_index, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
-    return (_smudge(letter, rng) if occurs(0.5) else letter), gold_record, misleading_facts
+    return (_smudge(letter, rng) if draw_fact(0.5) else letter), gold_record, misleading_facts
 
 
 def _smudge(letter: str, rng: np.random.Generator) -> str:
@@ -191,34 +191,34 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
     """Write training completions: each invoice letter as JSON, with random faults such as a hurried clerk makes."""
-    record_pairs = zip(problems.gold_n, problems.misleading_n, strict=True)
-    return [json.dumps(_copy_with_faults(gold, misleading, noise.slip, rng)) for gold, misleading in record_pairs]
+    fact_pairs = zip(problems.gold_n, problems.misleading_n, strict=True)
+    return [json.dumps(_copy_with_faults(gold, misleading_facts, noise.slip, rng)) for gold, misleading_facts in fact_pairs]
 
 
 def _copy_with_faults(
     gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Copy a letter's JSON object as a hurried clerk does: misread facts, invent dates, miscount."""
-    is_slip = partial(_happens, rng, rate)
+    draw_slip = partial(_happens, rng, rate)
     faulty_record = {**gold, "items": [dict(item) for item in gold["items"]]}
-    if is_slip():
+    if draw_slip():
         faulty_record["invoice"] = other["invoice"]
-    if is_slip() and faulty_record["customer"]:
+    if draw_slip() and faulty_record["customer"]:
         faulty_record["customer"] = other["name"] or faulty_record["customer"].split()[-1]
-    if is_slip() and faulty_record["date"]:
+    if draw_slip() and faulty_record["date"]:
         faulty_record["date"] = other["date"] or faulty_record["due"] or faulty_record["date"]
-    if is_slip():
+    if draw_slip():
         faulty_record["due"] = None if faulty_record["due"] else (other["date"] or gold["date"])
-    if is_slip():
+    if draw_slip():
         faulty_record["currency"] = _pick(tuple(_CURRENCIES), rng)
     for item in faulty_record["items"]:
-        if is_slip():
+        if draw_slip():
             item["name"] = item["name"].split()[-1]
-        if is_slip():
+        if draw_slip():
             item["quantity"] = max(1, item["quantity"] + _pick((-1, 1), rng))
-        if is_slip():
+        if draw_slip():
             item["price"] = max(1, item["price"] + _pick((-10, -1, 1, 10), rng))
-    if is_slip():
+    if draw_slip():
         faulty_record["total"] = sum(item["price"] for item in gold["items"])
     return faulty_record
 

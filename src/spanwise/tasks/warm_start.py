@@ -137,21 +137,21 @@ def warm_start(
     settings = settings or WarmStartSettings()
     course = start if isinstance(start, Course) else embedded(start).course
     cache_root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
-    stages = course.stretches
-    stage_folders = [cache_root / _folder_name(course, index, seed, settings) for index in range(len(stages))]
+    stretches = course.stretches
+    stage_folders = [cache_root / _folder_name(course, index, seed, settings) for index in range(len(stretches))]
     if cache_folder is None and is_intact(SHIPPED / stage_folders[-1].name):
         return SHIPPED / stage_folders[-1].name
-    stage_counts = range(len(stages), 0, -1)
-    finished_count = next((count for count in stage_counts if is_intact(stage_folders[count - 1])), 0)
-    if finished_count == len(stages):
+    possible_counts = range(len(stretches), 0, -1)
+    stages_done = next((count for count in possible_counts if is_intact(stage_folders[count - 1])), 0)
+    if stages_done == len(stretches):
         return stage_folders[-1]
-    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_count:])
+    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stretches[stages_done:])
     tokenizer = course.tokenizer()
-    model = load(stage_folders[finished_count - 1]) if finished_count else course.model(tokenizer, seed, **course.shape)
+    model = load(stage_folders[stages_done - 1]) if stages_done else course.model(tokenizer, seed, **course.shape)
     model.to(device)
     steps_done = 0
-    for index in range(finished_count, len(stages)):
-        for loss in _train(model, tokenizer, stages[index], seed, settings, centred=course.centred):
+    for index in range(stages_done, len(stretches)):
+        for loss in _train(model, tokenizer, stretches[index], seed, settings, centred=course.centred):
             steps_done += 1
             if progress is not None:
                 progress(steps_done, total_steps, loss)
@@ -272,13 +272,13 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
     """Return all that determines a model's weights after a stage of its warm start."""
-    stage_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
-    unused_phases = _phases(settings).keys() - stage_of_name.keys()
+    stretch_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
+    unused_phases = _phases(settings).keys() - stretch_of_name.keys()
     return {
         "difficulty": course.stretches[index].name,
         "seed": seed,
         "settings": {name: setting for name, setting in asdict(settings).items() if name not in unused_phases},
-        "noise": {name: asdict(stretch.noise) for name, stretch in stage_of_name.items()},
+        "noise": {name: asdict(stretch.noise) for name, stretch in stretch_of_name.items()},
         **course.key,
     }
 
@@ -322,8 +322,8 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
     """Save the model under a temporary name and rename its folder. So a reader sees the whole folder or none."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
-            new_folder = Path(scratch) / folder.name
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch_path:
+            new_folder = Path(scratch_path) / folder.name
             model.save_pretrained(new_folder)
             tokenizer.save_pretrained(new_folder)
             digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}

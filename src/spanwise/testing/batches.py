@@ -91,8 +91,8 @@ class DrawnBatch:
 
     def take(self, index: Sequence[int]) -> DrawnBatch:
         """Return a batch of the rows with these indices, in the given order."""
-        rows = list(index)
-        return replace(self, group_n=self.group_n[rows], rows=take(self.rows, rows), place_nt=self.place_nt[rows])
+        indices = list(index)
+        return replace(self, group_n=self.group_n[indices], rows=take(self.rows, indices), place_nt=self.place_nt[indices])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
         """Return a copy of the batch in which `changes` replace the arguments of the same names."""
@@ -204,11 +204,11 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
     entry_values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))
     if not isinstance(entry_values[0], int | float):  # values that are no numbers, such as states, fit in no tensor
         return entry_values
-    value_tensor = torch.tensor(entry_values, dtype=entry.dtype).reshape(n, *axis_sizes)
+    input_tensor = torch.tensor(entry_values, dtype=entry.dtype).reshape(n, *axis_sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
         absent_flags = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
-        value_tensor[torch.tensor(absent_flags)] = NAN
-    return value_tensor
+        input_tensor[torch.tensor(absent_flags)] = NAN
+    return input_tensor
 
 
 def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:

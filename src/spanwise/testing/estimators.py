@@ -195,15 +195,15 @@ class _Estimator(Suite):
         """Check that another order of the rows only reorders the result. Groups get new ids too."""
         # Give the steps new numbers in sorted order, so that the steps of a trajectory keep their order.
         new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
-        id_entries = [
+        id_inputs = [
             entry for entry in self.spec if entry.stem in new_ids_of_stem and isinstance(batch.rows.get(entry.name), Tensor)
         ]
         row_order = draw(st.permutations(range(len(batch))))
-        new_ids = {
+        new_ids_of_input = {
             entry.name: torch.tensor(new_ids_of_stem[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
-            for entry in id_entries
+            for entry in id_inputs
         }
-        reordered_batch = batch.put(new_ids).take(row_order)
+        reordered_batch = batch.put(new_ids_of_input).take(row_order)
         self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), row_order))
 
     def shift(self, batch: DrawnBatch, draw: Draw) -> None:
@@ -220,8 +220,8 @@ class _Estimator(Suite):
         constant_inputs = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
             old_values = batch.rows[name]
-            new_values = _expand(group_reward_n, old_values)
-            constant_inputs[name] = torch.where(old_values.isnan() | new_values.isnan(), old_values, new_values)
+            constant_values = _expand(group_reward_n, old_values)
+            constant_inputs[name] = torch.where(old_values.isnan() | constant_values.isnan(), old_values, constant_values)
         constant_batch = batch.put(constant_inputs)
         is_constant_n = ~group_reward_n.isnan()
         for dtype in (torch.float64, torch.float32):
@@ -248,9 +248,9 @@ class _Estimator(Suite):
         token_count_nt = (torch.arange(len(batch))[:, None] + block_t) % 3
         block_nt = torch.where(place_in_block_t < token_count_nt, block_t, -1)
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
-        zero_count_k = torch.zeros(k, dtype=torch.long)
+        zero_k = torch.zeros(k, dtype=torch.long)
         zero_n = torch.zeros(len(batch), dtype=torch.float64)
-        block_credit = Credit(torch.where(spans.present_nk, credit_nk, 0.0), zero_n, zero_count_k, zero_count_k)
+        block_credit = Credit(torch.where(spans.present_nk, credit_nk, 0.0), zero_n, zero_k, zero_k)
         advantage_nt = spread(block_credit, spans, dtype=torch.float64)
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
         self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})
@@ -269,20 +269,20 @@ class _Estimator(Suite):
             column_count = int((batch.place_nt[changed_row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
             if not column_count:
                 return
-            column = column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1))
-            reward_index = (changed_row, column)
+            column_index = column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1))
+            reward_index = (changed_row, column_index)
         raised_rewards = reward_values.clone()
         raised_rewards[reward_index] += increase
         raised_batch = batch.put({name: raised_rewards})
-        result_before, result_after = self.advantages(batch), self.advantages(raised_batch)
-        credit_index = reward_index[: result_after.ndim]
-        credit_before = float(result_before[credit_index])
-        if not bool(result_after[credit_index] >= credit_before - 1e-9):
+        advantages_before, advantages_after = self.advantages(batch), self.advantages(raised_batch)
+        credit_index = reward_index[: advantages_after.ndim]
+        credit_before = float(advantages_before[credit_index])
+        if not bool(advantages_after[credit_index] >= credit_before - 1e-9):
             rise_sentence = (
                 f"{name} rose by {increase:g} at {reward_index} and nowhere else. So the advantage at {credit_index} must be at "
                 f"least {credit_before}."
             )
-            self.refuse(raised_batch, result_after, rise_sentence)
+            self.refuse(raised_batch, advantages_after, rise_sentence)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.advantages(batch)
@@ -305,8 +305,8 @@ def _row_indices(is_chosen_n: Tensor) -> list[int]:
 
 def _draw_by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
     """Draw a number for each group of a batch, and return the numbers by row."""
-    number_of_group_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
-    return torch.tensor(number_of_group_g, dtype=torch.float64)[batch.group_n % len(number_of_group_g)]
+    number_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
+    return torch.tensor(number_g, dtype=torch.float64)[batch.group_n % len(number_g)]
 
 
 def _expand(number_n: Tensor, like: Tensor) -> Tensor:

@@ -194,7 +194,7 @@ class _Reward(Suite):
         self.alone(batch, [n for n, has_block in enumerate(has_paid_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:
-        expected_result = self.function(**batch.inputs())
+        expected_rewards = self.function(**batch.inputs())
 
         async def in_a_loop() -> list[tuple[float, str]]:
             return self.function(**batch.inputs())
@@ -206,7 +206,7 @@ class _Reward(Suite):
             result_by_context["in another process"] = self._run_in_process(batch)
         for context, result in result_by_context.items():
             for n in range(len(batch)):
-                self.same(batch.take([n]), {context: result[n]}, {context: expected_result[n]})
+                self.same(batch.take([n]), {context: result[n]}, {context: expected_rewards[n]})
 
     def _run_in_process(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
         try:

@@ -152,18 +152,18 @@ class Suite:
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that the values at masked tokens (NaN, 1e9) change no number of the result."""
         rearranged_batch = replace(batch, place_nt=rearranged(batch, draw))
-        for fill in (NAN, 1e9):
-            poisoned_batch = replace(rearranged_batch, fill=fill)
+        for fill_value in (NAN, 1e9):
+            poisoned_batch = replace(rearranged_batch, fill=fill_value)
             self.same(poisoned_batch, self.run(poisoned_batch), self.run(rearranged_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
         """Check that the result for a trainable token stays the same if the token moves to another column."""
         moved_batch = replace(batch, place_nt=place_nt)
         result_before = self.run(batch)
-        expectations = {column: result_before[column] for column in self.by_row}
-        expectations |= {column: placed(result_before[column], place_nt, filler) for column, filler in self.by_token.items()}
+        reference = {column: result_before[column] for column in self.by_row}
+        reference |= {column: placed(result_before[column], place_nt, filler) for column, filler in self.by_token.items()}
         result_after = self.run(moved_batch)
-        self.same(moved_batch, result_after, expectations)
+        self.same(moved_batch, result_after, reference)
         for column, filler in self.by_token.items():
             if bool((result_after[column][place_nt < 0] != filler).any()):
                 self.fail(moved_batch, f"The result {show(result_after[column])} must be {filler:g} at masked tokens.")

@@ -165,9 +165,9 @@ class _Segmenter(Suite):
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
         row_count = len(spans.block_nt)
-        result_columns = {name: getattr(spans, name) for name in ("start_nk", "end_nk", "fault_n")}
+        span_columns = {name: getattr(spans, name) for name in ("start_nk", "end_nk", "fault_n")}
         text_by_row = [None] * row_count if returned_texts is None else list(returned_texts)
-        return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_by_row, "names": [spans.names] * row_count}
+        return {**span_columns, "block_nt": spans.block_nt.long(), "text": text_by_row, "names": [spans.names] * row_count}
 
     def show_example(self, example: DrawnBatch) -> str:
         """Return an example as text: the bytes of its tokens, and all arguments."""
@@ -209,26 +209,26 @@ class _Segmenter(Suite):
     def text(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)
         completion_rows = zip(self.spelled(batch), result_columns["text"], _intervals(result_columns), strict=True)
-        for row, (pieces, blocks, spans) in enumerate(completion_rows):
+        for n, (pieces, blocks, spans) in enumerate(completion_rows):
             if blocks is None:
                 continue
             token_text = b"".join(pieces).decode(errors="replace")
             block_order = sorted(range(len(spans)), key=lambda k: spans[k][0])
-            block_texts = [blocks[result_columns["names"][row][k]] for k in block_order]
+            block_texts = [blocks[result_columns["names"][n][k]] for k in block_order]
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
                 self.fail(
                     batch,
                     "A block with tokens must have a text, and a block without tokens must have none. The blocks of completion "
-                    f"{row} have the texts {block_texts}. Their flags for having tokens are {has_token}.",
+                    f"{n} have the texts {block_texts}. Their flags for having tokens are {has_token}.",
                 )
             # The key "" holds a block's whole text.
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
-            is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
+            is_straddled = int(result_columns["fault_n"][n]) & Fault.STRADDLED
             is_ordered = not (self.lies_in_pieces or _overlap(spans))
             if not is_straddled and not _same_text(joined_text, token_text, ordered=is_ordered):
-                self.fail(batch, f"In completion {row}, blocks spell {joined_text!r}, but the tokens spell {token_text!r}.")
+                self.fail(batch, f"In completion {n}, blocks spell {joined_text!r}, but the tokens spell {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
@@ -240,7 +240,7 @@ def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
 def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
     """Return whether any two blocks of a completion overlap."""
     spans_with_tokens = sorted(span for span in spans if span[0] < span[1])
-    return any(before[1] > after[0] for before, after in pairwise(spans_with_tokens))
+    return any(earlier_span[1] > later_span[0] for earlier_span, later_span in pairwise(spans_with_tokens))
 
 
 def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:

@@ -83,10 +83,10 @@ class ArmRun:
                 f"'{self.folder}'."
             )
         task_layout, max_length = task_shape(self.recipe)
-        trained_fields = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), max_length))
+        resolved_recipe = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), max_length))
         # Older versions wrote `most: 16` to `self.file` by default, so compare `most` only with the run's `recipe.yaml`.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
-        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", trained_fields, but=("output",))
+        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", resolved_recipe, but=("output",))
         if changed_fields:
             raise DataError(
                 f"'{self.folder}' holds a run of another recipe: {', '.join(changed_fields[:3])}. Give another --output, "
@@ -168,9 +168,9 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the names of the figures (accuracy, ECE, ...) that any run has."""
-    figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
-    named_values = (named_value for figures in figures_of_runs for named_value in figures.items())
-    figure_names = dict.fromkeys(name for name, value in named_values if value is not None)
+    figures_of_runs = [figures for figures_by_seed in arms.values() for figures in figures_by_seed.values()]
+    name_value_pairs = (pair for figures in figures_of_runs for pair in figures.items())
+    figure_names = dict.fromkeys(name for name, value in name_value_pairs if value is not None)
     has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
     score_figure_names = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
     usual_figure_names = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figure_names]

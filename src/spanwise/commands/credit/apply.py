@@ -156,7 +156,7 @@ def apply_arms(
         _note_missing_tools(table, arms), _describe_origins(table, arms, scores.names), _describe_sums(arms), score_note,
         *(mode.note(table) for mode in recipe_modes),
     ]  # fmt: skip
-    spans_with_most_blocks = max((arm.file_spans for arm in method_credits), key=lambda spans: len(spans.names))
+    spans_with_most_blocks = max((credit.file_spans for credit in method_credits), key=lambda spans: len(spans.names))
     shown_spans = spans_by_layout.get(arms.layout, spans_with_most_blocks)
     shown_notes = tuple(filter(None, all_notes))
     return CreditResult(table, group_n, arms, tuple(method_credits), scores, shown_spans, shown_notes, figures)
@@ -165,11 +165,11 @@ def apply_arms(
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
     """Return a note on words with text of two blocks: without a tokenizer, one of the two blocks counts as missing."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
-    straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
-    if table.has_ids or not straddled_count:
+    max_straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
+    if table.has_ids or not max_straddled_count:
         return ""
     return (
-        f"Without a tokenizer, credit is shown per word. In {straddled_count} of {len(table)} completions, one word holds "
+        f"Without a tokenizer, credit is shown per word. In {max_straddled_count} of {len(table)} completions, one word holds "
         "the text of two blocks. The word goes to one block, so the other block counts as missing. To credit both, give "
         "the tokenizer's folder with --tokenizer."
     )
@@ -202,11 +202,11 @@ def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[
     reward_by_objective: dict[str, Reward] = {}
     for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = reading_by_method[method_name].scores
-        for m, objective in enumerate(scores.names):
+        for m, objective_name in enumerate(scores.names):
             score_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
-            reward_by_objective.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
+            reward_by_objective.setdefault(objective_name, Reward(*score_columns, confidence_n, note_n=note_n))
     if not reward_by_objective and "correct" in arms.recorded_columns:  # the report shows only credit that the file holds
         reward_by_objective["correct"] = table.rewards[arms.recorded_columns["correct"]]
     if not reward_by_objective:
@@ -230,7 +230,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     is_judged = not bool(verdict_n.isnan().all())
     score_count = int(has_score_n.sum())
     coverage = float(has_score_n.double().mean())
-    fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
+    stats: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
     score_sentence = (
         f"LaSeR has the model rate its answer. {score_count:,} completions have a score ({100 * coverage:.3g} %)"
     )
@@ -243,13 +243,13 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         figure_values = figures(score_n, verdict_n, well_formed_n=has_score_n)
         score_figures = {name: figure_values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         alarm_reasons = list(dict.fromkeys(alarms(score_figures).values()))
-        fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
+        stats |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
-            figures_text = ", ".join(f"{label} {short(fields[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
+            figures_text = ", ".join(f"{label} {short(stats[label.lower()])}" for label in ("ECE", "Brier", "AUROC"))
             score_sentence = f"{score_sentence}. The scores predict the reward '{judge_name}' with {figures_text}"
     if not is_judged:
-        return fields, f"{score_sentence}. The file does not say which completions are right."
-    return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
+        return stats, f"{score_sentence}. The file does not say which completions are right."
+    return stats, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
@@ -272,10 +272,10 @@ def _describe_origins(table: RolloutTable, arms: Arms, objective_names: Sequence
     }
     origins_text = ", ".join(f"{label} from {origin}" for label, origin in _by_family(origin_by_objective).items())
     unused_columns = [name for name in table.rewards if name not in column_by_objective.values()]
-    first_unused_names = ", ".join(unused_columns[:3])
-    more_text = f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else ""
+    unused_text = ", ".join(unused_columns[:3])
+    more_names_text = f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else ""
     unused_hint = (
-        f" No objective uses the file's rewards {first_unused_names}{more_text}. To use one, give --reward OBJECTIVE=COLUMN."
+        f" No objective uses the file's rewards {unused_text}{more_names_text}. To use one, give --reward OBJECTIVE=COLUMN."
     )
     return f"Rewards: {origins_text}.{unused_hint if unused_columns else ''}"
 
@@ -287,10 +287,10 @@ def _describe_sums(arms: Arms) -> str:
     method_sums = []
     for name, scheme in arms.schemes.items():
         if scheme.entry.kind == "completion":
-            weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
+            weight_by_label = _by_family({sum_objective.name: sum_objective.weight for sum_objective in scheme.objectives})
             weighted_labels = (label if weight == 1 else f"{weight:g} {label}" for label, weight in weight_by_label.items())
-            alone_text = "" if len(scheme.objectives) > 1 else " alone"
-            method_sums.append(f"{name}: {' + '.join(weighted_labels)}{alone_text}")
+            lone_reward_note = "" if len(scheme.objectives) > 1 else " alone"
+            method_sums.append(f"{name}: {' + '.join(weighted_labels)}{lone_reward_note}")
     sums_text = "; ".join(method_sums)
     return f"Each of these methods adds up all rewards of a completion: {sums_text}." if method_sums else ""
 
@@ -314,18 +314,18 @@ def read_file(
         ids_rt = gather(token_index_rt, table.tokens.values, 0)
         mask_rt = gather(token_index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
-        recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
+        file_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in span_parts_by_layout.items():
-            spans, texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
+            spans, block_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
                 interleaved_layouts.add(layout)
             block_index_by_layout[layout][token_index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
-                    reward_inputs = _function_columns(table, row_range, texts, scheme)
+                    reward_inputs = _function_columns(table, row_range, block_texts, scheme)
                     batch = Batch(table.group_n[row_range], ids_rt, mask_rt, columns={**file_columns, **reward_inputs})
-                    scored_rows = read(batch, scheme, table.vocabulary, recorded=recorded_rewards, located=(spans, texts))
+                    scored_rows = read(batch, scheme, table.vocabulary, recorded=file_rewards, located=(spans, block_texts))
                     readings_by_method[name].append(scored_rows.take(slice(None)))
     spans_by_layout = {}
     for layout, spans_parts in span_parts_by_layout.items():
@@ -340,12 +340,12 @@ def _function_columns(
     table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme
 ) -> dict[str, Sequence[Any]]:
     """Return the columns that a trainer adds for reward functions: prompts, completions and token ids."""
-    computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
-    if not computed_rewards:
+    functions_or_names = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
+    if not functions_or_names:
         return {}
-    has_functions = any(map(callable, computed_rewards))
+    has_functions = any(map(callable, functions_or_names))
     # Without token ids, a length reward would count words or bytes instead of tokens.
-    reward_entries = [REWARDS[name] for name in computed_rewards if isinstance(name, str)]
+    reward_entries = [REWARDS[name] for name in functions_or_names if isinstance(name, str)]
     reads_token_ids = table.has_ids and any(reward.reads_ids for reward in reward_entries)
     prompts = [parse_prompt(text) for text in table.prompts[rows]]
     reward_inputs: dict[str, Sequence[Any]] = {"prompts": prompts} if has_functions or any(prompts) else {}
@@ -435,8 +435,8 @@ def rows_by_number(number_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:
     """Return the credit that the trainer recorded, and a note on it."""
-    recorded_numbers = table.as_recorded
-    if recorded_numbers is None:
+    trainer_record = table.as_recorded
+    if trainer_record is None:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward that could be shown; leave the method '{RECORDED}' out."
         )
@@ -447,51 +447,51 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
     stop_credit_n = torch.zeros(len(table)).double()
     token_adv_v = None
-    if recorded_numbers.by_block:
-        no_credit_n = torch.zeros(len(table))
-        block_credits = [recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names]
+    if trainer_record.by_block:
+        zero_credit_n = torch.zeros(len(table))
+        block_credits = [trainer_record.by_block.get(name, zero_credit_n) for name in file_spans.names]
         is_present_k = present_nk.any(dim=0)
         present_names = (name for k, name in enumerate(file_spans.names) if is_present_k[k])
-        if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
-            recorded_blocks_text = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
+        if missing_names := [name for name in present_names if name not in trainer_record.by_block]:
+            recorded_blocks_text = ", ".join(name for name in trainer_record.by_block if name != STOP)
             raise RecipeError(
                 f"'{table.path}' has the trainer's credit only for blocks {recorded_blocks_text}, but the layout also has "
                 f"{', '.join(missing_names)}. To see this credit (method '{RECORDED}'), give the layout of the training run."
             )
         credit_nk = torch.stack(block_credits, dim=1).double().nan_to_num()
-        stop_credit_n = recorded_numbers.by_block.get(STOP, stop_credit_n).nan_to_num()
-    elif recorded_numbers.by_token:
+        stop_credit_n = trainer_record.by_block.get(STOP, stop_credit_n).nan_to_num()
+    elif trainer_record.by_token:
         credit_sum_parts: list[Tensor] = []
         token_adv_v = disk_zeros(len(table.tokens.values), np.float32)
         for row_range in (slice(*bounds) for bounds in fitting_runs(table.tokens.lengths, AT_A_TIME)):
             token_index_rt = table.tokens.places(row_range)
             block_column_rt = gather(token_index_rt, file_spans.block_v, -1).long() + 1
             credit_sum_rk = torch.zeros(len(token_index_rt), len(file_spans.names) + 1).double()
-            credit_sum_rk.scatter_add_(1, block_column_rt, gather(token_index_rt, recorded_numbers.value, 0.0))
+            credit_sum_rk.scatter_add_(1, block_column_rt, gather(token_index_rt, trainer_record.value, 0.0))
             credit_sum_parts.append(credit_sum_rk[:, 1:])
             is_token_rt = token_index_rt >= 0
             token_index_s = token_index_rt[is_token_rt]
             is_in_block_s = block_column_rt.numpy()[is_token_rt] > 0
-            token_adv_s = recorded_numbers.value[token_index_s]
-            if not recorded_numbers.shares:
+            token_adv_s = trainer_record.value[token_index_s]
+            if not trainer_record.shares:
                 token_adv_s = token_adv_s / np.repeat(token_count_n[row_range].numpy(), table.tokens.lengths[row_range])
             token_adv_v[token_index_s] = np.where(np.isnan(token_adv_s) | is_in_block_s, token_adv_s, 0.0)
         credit_nk = torch.cat(credit_sum_parts)
-        if not recorded_numbers.shares:
+        if not trainer_record.shares:
             credit_nk = credit_nk / file_spans.length_nk.clamp(min=1)
     else:
-        credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
-    no_counts_m = torch.zeros(0, dtype=torch.long)
-    block_nk = torch.where(present_nk, credit_nk, 0.0)
-    credit = Credit(block_nk, stop_credit_n, singleton_m=no_counts_m, absent_m=no_counts_m, mean_length_n=token_count_n)
-    spread_unit = "block" if recorded_numbers.by_block else "completion"
+        credit_nk = torch.from_numpy(trainer_record.value)[:, None].expand(present_nk.shape)
+    count_m = torch.zeros(0, dtype=torch.long)
+    block_credit_nk = torch.where(present_nk, credit_nk, 0.0)
+    credit = Credit(block_credit_nk, stop_credit_n, singleton_m=count_m, absent_m=count_m, mean_length_n=token_count_n)
+    spread_unit = "block" if trainer_record.by_block else "completion"
     spread_text = (
         "Each token has a number of its own"
-        if recorded_numbers.shares
+        if trainer_record.shares
         else f"Each number is spread over the tokens of its {spread_unit}"
     )
-    recorded_note = f"'{RECORDED}' is the trainer's own credit, read from {recorded_numbers.says}. {spread_text}."
-    spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
+    recorded_note = f"'{RECORDED}' is the trainer's own credit, read from {trainer_record.says}. {spread_text}."
+    spread_function = partial(_spread_recorded, by_block=bool(trainer_record.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
 
 

@@ -170,8 +170,8 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)
             advice = f" You can also use a reward of the file ({recorded_rewards_text}). For example, add {reward_option}."
-            another_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
-            columns_hint = " If another column has the answers, give --columns answer=NAME." if another_may_fit else ""
+            other_column_may_fit = answer_column == "answer" and table.columns and not table.has_fixed_columns
+            columns_hint = " If another column has the answers, give --columns answer=NAME." if other_column_may_fit else ""
             raise DataError(
                 f"Reward '{objective.name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
                 f"Add the column '{answer_column}'.{advice if table.rewards else ''}{columns_hint}"
@@ -289,9 +289,9 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         present_values_text = f"only values for {', '.join(critic_names)}" if critic_names != [""] else "only one value"
         needed_values_text = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained with, because its objectives and `values` fit the critic"
-    missing_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
+    missing_fields_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Under method '{scheme.method}', every token needs {missing_text}{needed_values_text}, but '{table.path}' holds "
+        f"Under method '{scheme.method}', every token needs {missing_fields_text}{needed_values_text}, but '{table.path}' holds "
         f"{present_values_text}. {advice}."
     )
 
@@ -365,9 +365,9 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
     if table.rewards:
         options_text = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     else:
-        objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
+        example_objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
         layout_options = "--set segmenter=tags --set 'layout={completion: []}'"
-        options_text = f"--methods recipe {layout_options} --set 'objectives=[{objective_text}]'"
+        options_text = f"--methods recipe {layout_options} --set 'objectives=[{example_objective}]'"
     return (
         f"{rewards_text} Give the layout of the completions with --set layout=...{layout_note}, or credit whole "
         f"completions with {options_text}"

@@ -85,7 +85,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
     blocks_by_reward: dict[str, list[str]] = {}
     for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
-    objective_fields = [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]
+    objective_fields = [{"reward": name, "pays": blocks} for name, blocks in blocks_by_reward.items()]
     recipe_fields: dict[str, Any] = {"objectives": objective_fields}
     if recipe.layout is not None:
         return recipe_fields
@@ -241,9 +241,9 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     group_size = (run or recipe).group_size
     group_notes = []
     rollout_group_r = split_groups(rollout_group_r, group_size)
-    if small_count := int((rollout_group_r.unique(return_counts=True)[1] < group_size).sum()):
+    if small_group_count := int((rollout_group_r.unique(return_counts=True)[1] < group_size).sum()):
         group_notes.append(
-            f"{small_count} groups have fewer than {group_size} completions; their credit may differ from that in training."
+            f"{small_group_count} groups have fewer than {group_size} completions; their credit may differ from that in training."
         )
     completions_per_step = rollout_step_r.unique(return_counts=True)[1]
     if run is not None and bool((completions_per_step != run.prompts * group_size).any()):

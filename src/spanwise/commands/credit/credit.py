@@ -78,12 +78,12 @@ def credit_rollouts(
         _check_own_fields(full_recipe.method, methods, overrides)
     if own_only and not methods and arms.own is not None and table.folder is not None:
         arms = replace(arms, schemes={arms.own: arms.schemes[arms.own]})
-    dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
-    if dividing_methods:
-        verb = "divides" if len(dividing_methods) == 1 else "divide"
-        names_text = " and ".join(dividing_methods)
+    limit_dividing_methods = [name for name, scheme in arms.schemes.items() if limit_is_unknown and scheme.per == max_length]
+    if limit_dividing_methods:
+        verb = "divides" if len(limit_dividing_methods) == 1 else "divide"
+        methods_text = " and ".join(limit_dividing_methods)
         group_notes.append(
-            f"{names_text} {verb} each credit by {max_length}, the number of tokens of the file's longest completion. If "
+            f"{methods_text} {verb} each credit by {max_length}, the number of tokens of the file's longest completion. If "
             "training allows longer completions, give its limit: --set max_completion_length=N."
         )
     is_from_another_trainer = run_recipe_file is None and table.as_recorded is not None

@@ -135,12 +135,12 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
         return Rule()
     method_entry = METHODS[method]
     objective_by_name = {}
-    for fields in objectives:
-        used_baseline = fields.get("baseline") if method_entry.kind == "block" else None
-        paid_blocks = as_names(fields.get("pays"))
-        given_outcomes = as_names(fields.get("given"))
-        name = str(fields.get("name") or fields.get("reward"))
-        objective_by_name[name] = {**fields, "pays": paid_blocks, "baseline": used_baseline, "given": given_outcomes}
+    for objective in objectives:
+        baseline = objective.get("baseline") if method_entry.kind == "block" else None
+        paid_blocks = as_names(objective.get("pays"))
+        given_outcomes = as_names(objective.get("given"))
+        objective_name = str(objective.get("name") or objective.get("reward"))
+        objective_by_name[objective_name] = {**objective, "pays": paid_blocks, "baseline": baseline, "given": given_outcomes}
     return Rule(method_entry.kind, f"{method}: {method_entry.summary}", objective_by_name, (mode and mode.judge) or "")
 
 

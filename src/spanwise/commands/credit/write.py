@@ -62,7 +62,7 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     table = result.table
     check_known("method of --write", method, [method_result.name for method_result in result.applied])
     method_credit = next(credit for credit in result.applied if credit.name == method)
-    unknown_count = int(method_credit.credit.block_nk.isnan().any(dim=1).sum())
+    unknown_credit_count = int(method_credit.credit.block_nk.isnan().any(dim=1).sum())
     refuse(
         {
             f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
@@ -70,8 +70,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
             not in _WRITERS,
             f"--write needs the token ids of every completion in '{table.path}', and the policy's tokenizer. Give the "
             "tokenizer's folder with --tokenizer.": not table.has_ids,
-            f"In '{table.path}', the trainer recorded no advantage or reward for {unknown_count} of {len(table)} completions. So "
-            f"--write cannot write '{method}'. Give another method with --write.": unknown_count > 0,
+            f"In '{table.path}', the trainer recorded no advantage or reward for {unknown_credit_count} of {len(table)} "
+            f"completions. So --write cannot write '{method}'. Give another method with --write.": unknown_credit_count > 0,
             f"--write would overwrite '{table.path}' itself; give another --output.": any(
                 (folder / file.name).resolve() == file.resolve() for file in rollout_files(table.path)
             ),
@@ -85,9 +85,9 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
     table = result.table
     method_credit = next(credit for credit in result.applied if credit.name == method)
     row_advantages = (
-        row.tolist()
-        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME)
-        for row in np.split(method_credit.advantages(table, first, last), np.cumsum(table.tokens.lengths[first : last - 1]))
+        adv_t.tolist()
+        for start, end in fitting_runs(table.tokens.lengths, AT_A_TIME)
+        for adv_t in np.split(method_credit.advantages(table, start, end), np.cumsum(table.tokens.lengths[start : end - 1]))
     )
     for file in rollout_files(table.path):
         _WRITERS[table.source](folder / file.name, file, row_advantages)
@@ -108,7 +108,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
         rows = slice(start_row, end_row)
         token_offsets = file_table.tokens.offsets[start_row : end_row + 1]
         is_learned_n = torch.ones(end_row - start_row).bool() if file_table.learned_n is None else file_table.learned_n[rows]
-        learned_n1 = is_learned_n[:, None]
+        mask_n1 = is_learned_n[:, None]
         is_not_learned_v = np.repeat(~is_learned_n.numpy(), np.diff(token_offsets))
         file_columns: dict[str, Any] = {
             schema.STEP: file_table.step_n[rows],
@@ -117,7 +117,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.PROMPT: file_table.prompts[rows],
             schema.ANSWER: file_table.columns[schema.ANSWER][rows] if schema.ANSWER in file_table.columns else None,
             schema.FAULT: file_spans.fault_n[rows],
-            **span_columns(file_spans.names, file_spans.start_nk[rows] * learned_n1, file_spans.end_nk[rows] * learned_n1),
+            **span_columns(file_spans.names, file_spans.start_nk[rows] * mask_n1, file_spans.end_nk[rows] * mask_n1),
             schema.SCORE: None if file_table.score_n is None else file_table.score_n[rows],
             **{name: value_n[rows] for name, value_n in file_table.after_values.items()},
             **score_columns(result.scores.take(rows)),
@@ -191,9 +191,9 @@ def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
             for name, block in figures["blocks"].items()
         ]
         dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
-        for position, (block_cell_texts, dead_strata_cell) in enumerate(zip_longest(block_cells, dead_strata_cells)):
-            method_cell = "" if position else method
-            no_signal_cell = "" if position else _cell(figures["no_signal_share"], ".1%")
+        for row_index, (block_cell_texts, dead_strata_cell) in enumerate(zip_longest(block_cells, dead_strata_cells)):
+            method_cell = "" if row_index else method
+            no_signal_cell = "" if row_index else _cell(figures["no_signal_share"], ".1%")
             table_rows.append([method_cell, *(block_cell_texts or ("", "", "")), no_signal_cell, dead_strata_cell or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)

@@ -82,11 +82,11 @@ def run_demo(
             run_title = f"{arm}, seed {seed}" if has_many_seeds else arm
             run_summary = train(run_recipe, console=console, title=run_title, overwrite=overwrite)
             trained_runs.append(Trained(arm, run_title, run_recipe, run_summary))
-        result = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_time}
-        RunFolder(folder).write_summary(result)
-    demo.show(console, trained_runs, result)
-    console.print(f"The demo took {result['seconds']:.0f} s. {folder} holds its summary.json, and a folder for each run.")
-    return result
+        summary = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_time}
+        RunFolder(folder).write_summary(summary)
+    demo.show(console, trained_runs, summary)
+    console.print(f"The demo took {summary['seconds']:.0f} s. {folder} holds its summary.json, and a folder for each run.")
+    return summary
 
 
 def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
@@ -149,10 +149,10 @@ def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
     for run in trained:
         field_shares_by_batch = shares_right(run.recipe, measured_fields(run.recipe))
         share_curve = running_mean([sum(shares.values()) / len(shares) for shares in field_shares_by_batch])
-        goal_batch = next((batch_number for batch_number, value in enumerate(share_curve, start=1) if value >= GOAL), None)
+        batch_count = next((batch_number for batch_number, value in enumerate(share_curve, start=1) if value >= GOAL), None)
         figures_by_run[run.title] = {
             "right at the end": share_curve[-1],
-            "completions to 80 %": None if goal_batch is None else goal_batch * run.recipe.prompts * run.recipe.group_size,
+            "completions to 80 %": None if batch_count is None else batch_count * run.recipe.prompts * run.recipe.group_size,
             "format rate": run.summary["final"]["format_rate"],
             # Count only the time of RL: the first run also trains the warm start, which both runs use.
             "seconds of steps": run.summary["step_seconds"],

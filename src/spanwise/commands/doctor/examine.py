@@ -106,25 +106,25 @@ def _broken(name: str, reason: str) -> Sentences:
 
 def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     """Turn the facts about verl into sentences on what is broken and what works."""
-    problems = [
+    failures = [
         f"verl's plug-in '{plugin}' fails, and verl does not report the error: {error}"
         for plugin, error in facts["failed"].items()
     ]
-    problems += [f"spanwise could not attach its part '{part}' to verl: {error}" for part, error in facts["faults"].items()]
+    failures += [f"spanwise could not attach its part '{part}' to verl: {error}" for part, error in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
-        problems.append(
+        failures.append(
             "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install "
             "spanwise into this environment (pip install spanwise). A PYTHONPATH with spanwise is not enough."
         )
     elif facts["switch"].strip().lower() not in ("", "auto") and "spanwise" not in facts["switch"].lower().split(","):
-        problems.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
+        failures.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
     elif "spanwise" not in facts["estimators"]:
-        problems.append("spanwise's plug-in is loaded, but verl's registry still lacks the estimator spanwise.")
+        failures.append("spanwise's plug-in is loaded, but verl's registry still lacks the estimator spanwise.")
     if "spanwise" not in facts["estimators"]:
-        return problems, []
-    method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
-    method_note = f"verl's registry also has {method_count} estimators spanwise_<method>, each for one reward."
-    return problems, [f"verl's registry has the estimator spanwise. {method_note}", _trainer_of_verl(facts)]
+        return failures, []
+    estimator_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
+    method_note = f"verl's registry also has {estimator_count} estimators spanwise_<method>, each for one reward."
+    return failures, [f"verl's registry has the estimator spanwise. {method_note}", _trainer_of_verl(facts)]
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:

@@ -102,5 +102,5 @@ def evaluate_folder(
     folders = (model_folder, *run_above(model_folder))
     score_mode = next((mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
-    results = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
-    return results, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)
+    evaluation = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
+    return evaluation, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)

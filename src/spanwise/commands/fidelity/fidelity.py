@@ -52,7 +52,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
             f"`spanwise fidelity` judges the first block, but block '{first_block}' has no tag '{answer_tag}'. Give a "
             "--recipe whose first block holds the answer."
         )
-    measured_fields: dict[str, Any] = {"options": options}
+    report_fields: dict[str, Any] = {"options": options}
     if "tokens" in options:
         max_critic_steps, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
         sae_segments = SaeSegments() if options["reference"] == "segment" else None
@@ -62,12 +62,12 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
             steps=sorted({max_critic_steps, *(step for step in rolls.CRITIC_STEPS if step < max_critic_steps)}),
         )  # fmt: skip
         fidelity = token_fidelity(trajectories, critic_values, segments=sae_segments, seed=seed)
-        measured_fields |= show_tokens(fidelity, sae_segments, console=console)
+        report_fields |= show_tokens(fidelity, sae_segments, console=console)
     if compares_baselines:
-        measured_fields |= show_baselines(checkpoint, recipe, console, options)
+        report_fields |= show_baselines(checkpoint, recipe, console, options)
     else:
         say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
-    write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured_fields)
+    write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **report_fields)
     say(console, f"Report: {report_folder(output)}")
 
 
@@ -85,12 +85,12 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
     """Print how well each baseline matches Monte Carlo, and which confidence a policy learns with it. Return the numbers."""
-    samples, seed = options["samples"], options["seed"]
+    per_prompt_count, seed = options["samples"], options["seed"]
     roller = roller_of(checkpoint, recipe, console)
     held_out_rows = roller.task.evaluation
     prompt_rows = held_out_rows.select(range(min(options["prompts"], len(held_out_rows))))
-    rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
-    group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
+    rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=per_prompt_count, rerolls=options["rerolls"], seed=seed)
+    group_sizes = [size for size in GROUP_SIZES if size <= per_prompt_count] or [per_prompt_count]
     fidelity = measure_fidelity(rerolls, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
     report_fields = written_baselines(fidelity, rerolls)
     report_fields["points"] = fixed_point_rows(rule=recipe.rule, seed=seed)
@@ -135,22 +135,22 @@ def difference_table(fidelity: Fidelity) -> Table:
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """Build a table of the stated confidence q* at which training ends under each baseline."""
     right_probabilities = list(dict.fromkeys(row["p"] for row in points))
-    q_by_baseline_and_size = {("none, batch, group", "any"): right_probabilities}
+    confidences_by_setting = {("none, batch, group", "any"): right_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
         for row in (row for row in points if row["baseline"] == name):
-            q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
-    table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
+            confidences_by_setting.setdefault((name, str(row["group_size"])), []).append(row["q"])
+    table_rows = ([name, size, *map(_decimals, confidences)] for (name, size), confidences in confidences_by_setting.items())
     headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
     table_title = (
         "Each cell is the confidence q* at which training ends. Each heading is the probability that the policy is right."
     )
-    q_table = _table(table_title, headings, table_rows)
+    confidence_table = _table(table_title, headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
-    q_table.caption = (
+    confidence_table.caption = (
         "G is the number of completions per prompt. For the baseline 'outcome', the confidence is exact. For the baseline "
         f"'blended', the confidence comes from a simulation with a standard error of at most {largest_error:.4f}."
     )
-    return q_table
+    return confidence_table
 
 
 def rolled_tokens(
@@ -211,7 +211,7 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
-    say(console, *(_lead_table(fidelity, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN)))
+    say(console, *(_lead_table(fidelity, kind, estimator) for kind in TOKEN_KINDS for estimator in ("GAE", GROUP_MEAN)))
     return {"tokens": token_rows(fidelity), "counts": sample_counts}
 
 
@@ -229,9 +229,9 @@ def reference_words(segments: SaeSegments | None) -> str:
 def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
     """Build the table that compares critics and estimators with Monte Carlo."""
     table_rows = []
-    estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
-    for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
-        critic_figures = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
+    estimator_rows = ((estimator, estimator, "correlation") for estimator in fidelity.estimators)
+    for heading, estimator, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
+        critic_figures = (fidelity.interval(critic, estimator, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_figures)])
     ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
     title = f"{kind} tokens: correlation with Monte Carlo (its noise allows at most {_decimals(ceiling_interval.value)})"
@@ -243,15 +243,15 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build a table of how much better SAE correlates with Monte Carlo than the estimators `other` do."""
     other_is_estimator = other in fidelity.estimators
-    other_text = other if other_is_estimator else f"the best {other}"
-    table_title = f"{kind} tokens: lead of SAE over {other_text} in correlation with Monte Carlo (95 % intervals)"
+    estimator_text = other if other_is_estimator else f"the best {other}"
+    table_title = f"{kind} tokens: lead of SAE over {estimator_text} in correlation with Monte Carlo (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name = _short_name(fidelity.best(critic, other, kind=kind), other)
         sae_name = _short_name(fidelity.best(critic, "SAE", kind=kind), "SAE")
-        sae_lead = _format_lead(fidelity.lead(critic, SAE, other, kind=kind))
-        best_sae_lead = _format_lead(fidelity.lead(critic, "SAE", other, kind=kind))
-        table_rows.append([critic, *([] if other_is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
+        lead_text = _format_lead(fidelity.lead(critic, SAE, other, kind=kind))
+        best_lead_text = _format_lead(fidelity.lead(critic, "SAE", other, kind=kind))
+        table_rows.append([critic, *([] if other_is_estimator else [other_name]), lead_text, sae_name, best_lead_text])
     other_headings = [] if other_is_estimator else [f"best {other}"]
     headings = ("critic", *other_headings, _short_name(SAE, "SAE"), "best SAE", "its lead")
     return _table(table_title, headings, table_rows)

@@ -35,12 +35,12 @@ def command(
     given_options = {name: value for name, value in model_options.items() if value is not None}
     full_recipe = load(recipe, recipe_fields(set_, **given_options))
     console = Console()
-    reference = measure(full_recipe, prompts=prompts, samples=samples, console=console)
+    figures = measure(full_recipe, prompts=prompts, samples=samples, console=console)
     console.print(
-        f"{reference['completions']} of {prompts * samples} completions were not cut off. After the end of these completions, the "
-        f"token '{reference['token']}' has the log-probability {reference['mean']:.4g} +- {reference['std']:.2g} (mean +- standard "
-        f"deviation). spanwise computed the log-probability at the temperature {reference['temperature']:g}. As in LaSeR's code, "
-        f"the result is multiplied by {reference['temperature']:g}. Write in the recipe:\n"
-        f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
+        f"{figures['completions']} of {prompts * samples} completions were not cut off. After the end of these completions, the "
+        f"token '{figures['token']}' has the log-probability {figures['mean']:.4g} +- {figures['std']:.2g} (mean +- standard "
+        f"deviation). spanwise computed the log-probability at the temperature {figures['temperature']:g}. As in LaSeR's code, "
+        f"the result is multiplied by {figures['temperature']:g}. Write in the recipe:\n"
+        f"laser: {{token: '{figures['token']}', reference: {figures['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

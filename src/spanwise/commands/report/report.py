@@ -57,7 +57,7 @@ def train_page(folder: Path) -> str:
     token_view, credit_by_method = recorded_view(folder, recipe_fields, batch_files[-1:])
     return train_report(
         recipe={name: value for name, value in recipe_fields.items() if (name, value) != ("task", SCRIPT)},
-        metrics=[line for _, _, line in read_records([folder / "metrics.jsonl"])],
+        metrics=[record for _, _, record in read_records([folder / "metrics.jsonl"])],
         summary=read_fields(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=_columns(samples) if samples and samples.correct else None,
         intervals=samples.intervals() if samples else None,
@@ -94,7 +94,7 @@ def compare_page(folder: Path) -> str:
     options = summary_fields.get("options")
     folders_by_arm = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arm_names}
     summaries_by_arm, samples_by_arm, figures_by_arm = ended_runs(folders_by_arm)
-    figures_of_runs = [figures for runs in figures_by_arm.values() for figures in runs.values()]
+    figures_of_runs = [figures for arm_runs in figures_by_arm.values() for figures in arm_runs.values()]
     measured_figure_names = {name for figures in figures_of_runs for name in figures}
     if not measured_figure_names:
         raise DataError("No run of this comparison exists; run spanwise compare again.")
@@ -104,16 +104,16 @@ def compare_page(folder: Path) -> str:
         title=f"Comparison of {len(arm_names)} arms",
         recipe=summary_fields.get("recipe", {}),
         comparison=compare_arms(figures_by_arm, figures=figure_names, reference=summary_fields.get("reference")),
-        curves={arm: {seed: run["curve"] for seed, run in runs.items()} for arm, runs in summaries_by_arm.items()},
+        curves={arm: {seed: run["curve"] for seed, run in arm_runs.items()} for arm, arm_runs in summaries_by_arm.items()},
         samples={
             arm: pooled(judged_samples)
-            for arm, runs in samples_by_arm.items()
-            if (judged_samples := [run for run in runs.values() if run.correct])
+            for arm, arm_runs in samples_by_arm.items()
+            if (judged_samples := [run for run in arm_runs.values() if run.correct])
         },
         votes={
-            arm: over_seeds({seed: _votes(run, run.first, resamples=1) for seed, run in runs.items()})
-            for arm, runs in samples_by_arm.items()
-            if runs
+            arm: over_seeds({seed: _votes(run, run.first, resamples=1) for seed, run in arm_runs.items()})
+            for arm, arm_runs in samples_by_arm.items()
+            if arm_runs
         },
         command="" if options is None else again_command("compare", *options.pop("places"), folder=folder, options=options),
     )
@@ -133,13 +133,13 @@ def fidelity_page(folder: Path) -> str:
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     """Compute the mean curves of voting accuracy over the seeds of one training method."""
     mean_curves = {}
-    for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
+    for rule, budgets in {rule: curve.budgets for curves in votes.values() for rule, curve in curves.items()}.items():
         # Runs without stated confidences have no vote weighted by confidence.
-        curve_by_seed = {seed: curves[way] for seed, curves in votes.items() if way in curves}
+        curve_by_seed = {seed: curves[rule] for seed, curves in votes.items() if rule in curves}
         comparable_curves = {seed: curve for seed, curve in curve_by_seed.items() if curve.budgets == budgets}
         accuracies_by_seed = [[interval.value for interval in curve.intervals] for curve in comparable_curves.values()]
         accuracy_sb = torch.tensor(accuracies_by_seed, dtype=torch.float64)
-        mean_curves[way] = Curve(budgets, accuracy_sb, tuple(comparable_curves), tuple(map(mean_interval, accuracy_sb.T)))
+        mean_curves[rule] = Curve(budgets, accuracy_sb, tuple(comparable_curves), tuple(map(mean_interval, accuracy_sb.T)))
     return mean_curves
 
 
@@ -157,8 +157,8 @@ def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
     max_vote_count = samples.most_votes(block)
-    budgets = sorted({budget for budget in (*BUDGETS, max_vote_count) if 1 <= budget <= max_vote_count})
-    return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
+    vote_counts = sorted({vote_count for vote_count in (*BUDGETS, max_vote_count) if 1 <= vote_count <= max_vote_count})
+    return samples.votes(block, budgets=vote_counts, resamples=resamples) if len(vote_counts) > 1 else {}
 
 
 def recorded_view(

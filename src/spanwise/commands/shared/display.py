@@ -68,13 +68,13 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     budget_indices = [i for i, budget in enumerate(budgets) if budget.bit_count() == 1 or budget == budgets[-1]]
     table_rows = [
         [
-            f"{voting_way.removeprefix(OF_SCORE)} by score" if voting_way.startswith(OF_SCORE) else voting_way,
+            f"{voting_rule.removeprefix(OF_SCORE)} by score" if voting_rule.startswith(OF_SCORE) else voting_rule,
             *(
                 f"{interval.value:.3f}" + (f"±{interval.sem:.3f}" if interval.sem > 0 else "")
                 for interval in (curve.intervals[index] for index in budget_indices)
             ),
         ]
-        for voting_way, curve in votes.items()
+        for voting_rule, curve in votes.items()
     ]
     sample_counts = (str(budgets[index]) for index in budget_indices)
     headings = (Column(heading, no_wrap=True) for heading in ("n", *sample_counts))
@@ -84,7 +84,7 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
 def gain_table(title: str, gain: Curve) -> Table:
     """Build a table of the difference between two voting curves."""
     budget_intervals = zip(gain.budgets, gain.intervals, strict=True)
-    table_rows = ([str(budget), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for budget, i in budget_intervals)
+    table_rows = ([str(budget), f"{ci.value:+.3f}", f"{ci.low:+.3f} to {ci.high:+.3f}"] for budget, ci in budget_intervals)
     return plain_table("n", "", "95 %", rows=table_rows, title=title)
 
 
@@ -95,8 +95,8 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     accuracy_1 = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
-    taught_confidences = fixed_point(accuracy_1, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
-    taught_confidence = float(taught_confidences)
+    fixed_point_1 = fixed_point(accuracy_1, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
+    taught_confidence = float(fixed_point_1)
     if abs(taught_confidence - 0.7) < 0.05:
         return None
     confidence_text = f"{taught_confidence:.2f}".removeprefix("0")
@@ -114,8 +114,8 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
     for name, curve_values in series.items():
         for plot_row in range(height - 1, -1, -1):
             bar_heights = (0.0 if value is None else value * height - plot_row for value in curve_values)
-            levels = (round(min(max(bar_height, 0.0), 1.0) * 8) for bar_height in bar_heights)
+            eighths = (round(min(max(bar_height, 0.0), 1.0) * 8) for bar_height in bar_heights)
             line_label = name if plot_row == height - 1 else ""
             axis_label = "0" if plot_row == 0 else "1" if plot_row == height - 1 else " "
-            plot_lines.append(f"{line_label:<{label_width}}  {axis_label} |{''.join(_LEVELS[n] for n in levels)}".rstrip())
+            plot_lines.append(f"{line_label:<{label_width}}  {axis_label} |{''.join(_LEVELS[n] for n in eighths)}".rstrip())
     return "\n".join(plot_lines)

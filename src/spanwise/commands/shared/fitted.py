@@ -71,10 +71,10 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Narrow the widest columns by one character at a time until all fit. Go below `least` only if needed."""
     for _ in range(sum(widths) - total):
-        shrinkable_columns = [n for n, width in enumerate(widths) if width > least[n]]
-        shrinkable_columns = shrinkable_columns or [n for n, width in enumerate(widths) if width > 1]
-        if shrinkable_columns:
-            widths[max(shrinkable_columns, key=lambda n: widths[n])] -= 1
+        shrinkable_indices = [n for n, width in enumerate(widths) if width > least[n]]
+        shrinkable_indices = shrinkable_indices or [n for n, width in enumerate(widths) if width > 1]
+        if shrinkable_indices:
+            widths[max(shrinkable_indices, key=lambda n: widths[n])] -= 1
     return widths
 
 

@@ -28,9 +28,9 @@ def newest_folder(name: str) -> Path | None:
     """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
     number_by_folder = {}
     for folder in RUNS.glob("*"):
-        command_name, _, number = folder.name.rpartition("-")
-        if folder.is_dir() and command_name == name and number.isdecimal():
-            number_by_folder[folder] = int(number)
+        command_name, _, number_text = folder.name.rpartition("-")
+        if folder.is_dir() and command_name == name and number_text.isdecimal():
+            number_by_folder[folder] = int(number_text)
     return max(number_by_folder, key=number_by_folder.__getitem__, default=None)
 
 
@@ -95,8 +95,8 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
         option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
             for field_name, field in value.items():  # `--set` takes a value as one line of YAML
-                text = yaml.safe_dump([field], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
-                command_words += [option_name, f"{field_name}={text.strip()[1:-1] if name == 'overrides' else field}"]
+                one_line = yaml.safe_dump([field], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
+                command_words += [option_name, f"{field_name}={one_line.strip()[1:-1] if name == 'overrides' else field}"]
         elif isinstance(value, list):
             command_words += [option_name, ",".join(map(str, value))] if value else []
         elif value is not None and value is not False:

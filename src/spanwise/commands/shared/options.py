@@ -54,8 +54,8 @@ def column_roles(arguments: Sequence[str] | None) -> dict[str, str]:
 
 def _map_names(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return the `name=column` pairs of an option as a mapping. Refuse a name that occurs twice."""
-    names = [name for name, _ in pairs]
-    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    pair_names = [name for name, _ in pairs]
+    repeated_name = next((name for name in pair_names if pair_names.count(name) > 1), None)
     if repeated_name is not None:
         raise RecipeError(f"{option} names the column of {repeated_name} more than once; give it once.")
     return dict(pairs)
@@ -95,13 +95,13 @@ class CreditOptions:
 
     def parsed(self) -> dict[str, Any]:
         """Return the options as the keyword arguments of `credit_rollouts`."""
-        reward_format = "objective=column, such as correct=accuracy_reward"
+        reward_syntax = "objective=column, such as correct=accuracy_reward"
         return {
             "recipe": self.recipe,
             "methods": listed(self.methods or ""),
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
-            "reward": _map_names("--reward", [key_value(entry, "--reward", reward_format) for entry in self.reward or []]),
+            "reward": _map_names("--reward", [key_value(entry, "--reward", reward_syntax) for entry in self.reward or []]),
             "pay": [entry for piece in self.pay or [] for entry in listed(piece)],
             "overrides": recipe_fields(self.set_),
         }

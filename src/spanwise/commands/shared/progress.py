@@ -67,11 +67,11 @@ def large_files_shown(on: Console | None = None) -> Iterator[Console]:
         last_name_and_percent = (work, percent)
         live_progress.step(percent, {})
 
-    context_token = REPORT.set(show)
+    reset_handle = REPORT.set(show)
     try:
         yield console
     finally:
-        REPORT.reset(context_token)
+        REPORT.reset(reset_handle)
         if live_progress is not None:
             live_progress.stop()
 
@@ -105,12 +105,12 @@ def warm_up_progress(console: Console) -> Any:
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Average entries such as `equals.a` and `equals.b` into `equals`. Of a list, only the first element counts."""
-    value_by_label: dict[str, Any] = {}
+    metric_by_family: dict[str, Any] = {}
     hidden_names = later_elements(values)
-    for label, part_names in families(name for name in values if name not in hidden_names).items():
-        numbers = [values[name] for name in part_names if values[name] is not None]
-        value_by_label[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
-    return value_by_label
+    for family, part_names in families(name for name in values if name not in hidden_names).items():
+        parts = [values[name] for name in part_names if values[name] is not None]
+        metric_by_family[family] = values[family] if family in values else sum(parts) / len(parts) if parts else None
+    return metric_by_family
 
 
 def short(value: Any) -> str:

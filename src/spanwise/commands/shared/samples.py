@@ -87,8 +87,8 @@ class Samples:
         }
         later_accuracies = {f"{name}_accuracy": figures_by_block[name]["accuracy"] for name in list(figures_by_block)[1:]}
         laser_figures = {}
-        if (score_samples := self.by_score()) is not None:
-            score_figures = score_samples._apply_to_answers(compute)
+        if (scored_samples := self.by_score()) is not None:
+            score_figures = scored_samples._apply_to_answers(compute)
             laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         return {**figures_by_block[self.first], **later_accuracies, **laser_figures}
 
@@ -97,16 +97,16 @@ class Samples:
     ) -> dict[str, Curve]:
         """Compute, for each number of samples, the accuracy of votes on one block's answers."""
         block_name = block or self.first
-        score_samples = self.by_score()
-        if score_samples is not None and not self.stated:  # without stated confidences, votes use LaSeR's scores instead
-            return score_samples.votes(block, budgets=budgets, resamples=resamples)
+        scored_samples = self.by_score()
+        if scored_samples is not None and not self.stated:  # without stated confidences, votes use LaSeR's scores instead
+            return scored_samples.votes(block, budgets=budgets, resamples=resamples)
         prompt_indices = self.prompt_n.tolist()
         answers = self.answers[block_name]
         correct_n = self.correct[block_name]
         curves = voting(answers, self.confidence_n, correct_n, prompts=prompt_indices, budgets=budgets, resamples=resamples)
-        if score_samples is not None:
-            laser_curves = score_samples.votes(block, budgets=budgets, resamples=resamples)
-            curves |= {f"{OF_SCORE}{way}": laser_curves[way] for way in ("weighted", "maxconf") if way in laser_curves}
+        if scored_samples is not None:
+            laser_curves = scored_samples.votes(block, budgets=budgets, resamples=resamples)
+            curves |= {f"{OF_SCORE}{name}": laser_curves[name] for name in ("weighted", "maxconf") if name in laser_curves}
         return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
@@ -145,7 +145,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     part_noun = "tag" if layout.segmenters == ("tags",) else "part"
     part_template = "<{}>" if part_noun == "tag" else "'{}'"
     last_block = list(parts_by_block)[-1]
-    answer_name, confidence_name = tags["answer"], tags["confidence"]
+    answer_tag, confidence_tag = tags["answer"], tags["confidence"]
     judged_figure_names = ("accuracy", "refusal_rate", "verdict_rate")
     score_figure_names = SCORE_FIGURES[1:] if scored else ()
 
@@ -153,21 +153,21 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
     # If no block has a part for the answer or the confidence, no answer can be judged.
-    if part_noun == "part" and {answer_name, confidence_name}.isdisjoint(part_names):
+    if part_noun == "part" and {answer_tag, confidence_tag}.isdisjoint(part_names):
         no_part_reason = (
-            f"no block has the part '{answer_name}' or '{confidence_name}'; if the answer is in another part, name that "
+            f"no block has the part '{answer_tag}' or '{confidence_tag}'; if the answer is in another part, name that "
             "part in the objective 'correct'"
         )
         return dict.fromkeys((*judged_figure_names, "coverage", *CALIBRATION, *score_figure_names), no_part_reason)
     reason_by_figure: dict[str, str] = {}
-    if confidence_name not in parts_by_block[last_block]:
-        confidence_part = part_template.format(confidence_name) + only(parts_by_block[last_block])
+    if confidence_tag not in parts_by_block[last_block]:
+        confidence_part = part_template.format(confidence_tag) + only(parts_by_block[last_block])
         reason = f"the last block, {last_block}, has no {part_noun} {confidence_part}"
-        if scored and answer_name in part_names:
+        if scored and answer_tag in part_names:
             reason = f"{reason}; the self-rewarding score is measured instead of a confidence"
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
-    if answer_name not in part_names:
-        answer_part = part_template.format(answer_name) + only(part_names)
+    if answer_tag not in part_names:
+        answer_part = part_template.format(answer_tag) + only(part_names)
         reason = f"no block has the {part_noun} {answer_part}; name the {part_noun} of the answer in the objective 'correct'"
         reason_by_figure |= dict.fromkeys((*judged_figure_names, *CALIBRATION, *score_figure_names), reason)
     return reason_by_figure
@@ -179,15 +179,15 @@ def read_samples(folder: str | Path) -> Samples:
     try:
         table = pq.read_table(file)
         tensor_names = (name for name in table.column_names if not name.startswith("answer/"))
-        tensors = {name: torch.tensor(table[name].to_numpy()) for name in tensor_names}
-        block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
+        columns = {name: torch.tensor(table[name].to_numpy()) for name in tensor_names}
+        block_names = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
         answers = {name: table[f"answer/{name}"].to_pylist() for name in block_names}
-        correct_by_block = {name: tensors[f"correct/{name}"].double() for name in block_names}
-        confidence_n = tensors.get("confidence", torch.full((len(table),), torch.nan)).double()
-        rewards = {name.removeprefix(OF_REWARD): column for name, column in tensors.items() if name.startswith(OF_REWARD)}
-        refusal_n, score_n = tensors.get("refusal"), tensors.get(schema.SCORE)
+        correct_by_block = {name: columns[f"correct/{name}"].double() for name in block_names}
+        confidence_n = columns.get("confidence", torch.full((len(table),), torch.nan)).double()
+        rewards = {name.removeprefix(OF_REWARD): column for name, column in columns.items() if name.startswith(OF_REWARD)}
+        refusal_n, score_n = columns.get("refusal"), columns.get(schema.SCORE)
         return Samples(
-            tensors["prompt"], answers, correct_by_block, confidence_n, tensors["well_formed"], refusal_n, score_n, rewards
+            columns["prompt"], answers, correct_by_block, confidence_n, columns["well_formed"], refusal_n, score_n, rewards
         )
     except FileNotFoundError:
         raise DataError(f"The evaluation '{file}' does not exist; write it with: spanwise eval {folder}") from None
@@ -202,14 +202,14 @@ def ended_runs(
     summaries_by_arm: ByArm[dict[str, Any]] = {arm: {} for arm in places}
     samples_by_arm: ByArm[Samples] = {arm: {} for arm in places}
     figures_by_arm: ByArm[dict[str, float | None]] = {arm: {} for arm in places}
-    for arm, seed, folder in ((arm, seed, folder) for arm, seeds in places.items() for seed, folder in seeds.items()):
+    for arm, seed, folder in ((arm, seed, folder) for arm, arm_runs in places.items() for seed, folder in arm_runs.items()):
         if (folder / "summary.json").is_file():
             summaries_by_arm[arm][seed] = read_fields(folder / "summary.json")
             figures_by_arm[arm][seed] = summaries_by_arm[arm][seed]["final"]
             if (folder / FILE).is_file():
                 samples_by_arm[arm][seed] = read_samples(folder)
                 figures_by_arm[arm][seed] = figures_by_arm[arm][seed] | samples_by_arm[arm][seed].figures_and_votes()
-    _check_sizes({str(places[arm][seed]): run for arm, seeds in samples_by_arm.items() for seed, run in seeds.items()})
+    _check_sizes({str(places[arm][seed]): run for arm, arm_runs in samples_by_arm.items() for seed, run in arm_runs.items()})
     return summaries_by_arm, samples_by_arm, figures_by_arm
 
 

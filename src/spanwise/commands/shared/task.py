@@ -90,10 +90,10 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     """Load a local model and its tokenizer, and build the task of a recipe for it."""
     torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
-    warm_start = task_start(recipe)
-    if warm_start is None:
+    start_settings = task_start(recipe)
+    if start_settings is None:
         return model, tokenizer, make_task(recipe, console, model=folder)
-    task_tokenizer = embedded(warm_start).course.tokenizer()
+    task_tokenizer = embedded(start_settings).course.tokenizer()
     if tokenizer.get_vocab() != task_tokenizer.get_vocab():
         raise DataError(
             f"The model in '{folder}' is not for the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids, "

@@ -71,8 +71,8 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     old_recipe = read_manifest(checkpoint)["settings"]
     # A learning rate schedule depends on `steps`, so the resumed run must keep `steps`.
     has_lr_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
-    old_steps = old_recipe.get("steps", new_recipe["steps"])
-    must_keep_steps = has_lr_schedule or new_recipe["steps"] < old_steps
+    old_step_count = old_recipe.get("steps", new_recipe["steps"])
+    must_keep_steps = has_lr_schedule or new_recipe["steps"] < old_step_count
     changeable_fields = set(MAY_CHANGE) - {"steps"} if must_keep_steps else set(MAY_CHANGE)
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume the run with its own recipe (spanwise train --resume {recipe_file.parent}), or leave out --resume."
@@ -113,8 +113,8 @@ def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) ->
     damaged_folders = (run / "checkpoints" / checkpoint_name for checkpoint_name in checkpoint_faults)
     half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]
     error_file = error.filename if isinstance(error, OSError) else None
-    unwritten_folder = half_written_folders[0] if half_written_folders else run
-    unwritten_file = Path(error_file) if isinstance(error_file, str) else unwritten_folder
+    failed_folder = half_written_folders[0] if half_written_folders else run
+    unwritten_file = Path(error_file) if isinstance(error_file, str) else failed_folder
     error_text = str(error) if isinstance(error, SpanwiseError) else unwritten(unwritten_file, error)
     for folder in half_written_folders:
         shutil.rmtree(folder, ignore_errors=True)

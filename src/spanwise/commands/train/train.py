@@ -64,11 +64,11 @@ def train(
     """Train as the recipe says, and write the run's folder. Return the content of `summary.json`."""
     console = console or Console()
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
-        hidden_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
+        secret_note = f"Secrets are not saved, so the recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
-            raise RecipeError(f"{hidden_note} Rewards need the real secrets. Write the secrets into 'objectives'.")
+            raise RecipeError(f"{secret_note} Rewards need the real secrets. Write the secrets into 'objectives'.")
         say(
-            console, f"{hidden_note} Training starts without secrets. If TRL needs a secret, set it in 'trainer', or log in."
+            console, f"{secret_note} Training starts without secrets. If TRL needs a secret, set it in 'trainer', or log in."
         )
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
@@ -147,7 +147,7 @@ def _save_processor(source: str, tokenizer: Any, folder: Path, console: Console)
 
 def _drop_hidden(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _drop_hidden(field) for name, field in value.items() if field != HIDDEN}
+        return {name: _drop_hidden(field_value) for name, field_value in value.items() if field_value != HIDDEN}
     return value
 
 
@@ -224,8 +224,8 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     micro_batch_size = recipe.micro_batch or default_micro_batch_size
     accumulation_steps = mini_batch_size // (micro_batch_size * process_count)
     # A recipe may use `gradient_checkpointing`, the only name in old transformers, in place of `activation_checkpointing`.
-    option_is_renamed = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
-    checkpointing_name = "gradient" if not option_is_renamed or "gradient_checkpointing" in recipe.trainer else "activation"
+    has_new_option = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
+    checkpointing_name = "gradient" if not has_new_option or "gradient_checkpointing" in recipe.trainer else "activation"
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
         "per_device_train_batch_size": micro_batch_size,
@@ -250,12 +250,12 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "disable_tqdm": True,
     }
     given_options = {**recipe_options, **recipe.trainer}
-    batch_steps = steps_per_batch(SpanGRPOConfig(**given_options))
+    updates_per_batch = steps_per_batch(SpanGRPOConfig(**given_options))
     step_options = {
-        "max_steps": recipe.steps * batch_steps,
-        "warmup_steps": recipe.warmup_steps * batch_steps,
-        "logging_steps": batch_steps,
-        "save_steps": recipe.save_every * batch_steps or 1,
+        "max_steps": recipe.steps * updates_per_batch,
+        "warmup_steps": recipe.warmup_steps * updates_per_batch,
+        "logging_steps": updates_per_batch,
+        "save_steps": recipe.save_every * updates_per_batch or 1,
     }
     return SpanGRPOConfig(**{**step_options, **given_options})
 
@@ -364,9 +364,9 @@ class Recorder(BatchCallback):
         """Return accuracy, ECE and the share of malformed completions of the last generation batch."""
         figures: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
         reward_names = self._scores.names if self._scores else ()
-        calibration_name = next((name for name in ("log_score", "brier") if name in reward_names), None)
-        if self._scores and "correct" in reward_names and calibration_name is not None:
-            figures["ece"] = batch_ece(self._scores, reward_names.index("correct"), reward_names.index(calibration_name))
+        scoring_rule = next((name for name in ("log_score", "brier") if name in reward_names), None)
+        if self._scores and "correct" in reward_names and scoring_rule is not None:
+            figures["ece"] = batch_ece(self._scores, reward_names.index("correct"), reward_names.index(scoring_rule))
         return figures
 
     def _evaluate(self, step: int) -> None:
@@ -402,9 +402,9 @@ class Recorder(BatchCallback):
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
     """Return the intervals of the mean rewards as a field of `metrics.jsonl`."""
-    mean_by_reward = samples.mean_rewards()
-    bounds_by_reward = {name: [mean.low, mean.high] for name, mean in mean_by_reward.items() if not isnan(mean.low)}
-    return {"intervals": bounds_by_reward} if bounds_by_reward else {}
+    intervals = samples.mean_rewards()
+    reward_bounds = {name: [interval.low, interval.high] for name, interval in intervals.items() if not isnan(interval.low)}
+    return {"intervals": reward_bounds} if reward_bounds else {}
 
 
 def batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:

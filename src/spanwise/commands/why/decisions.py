@@ -20,8 +20,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         logp_column = column_by_field["logp_nt"][0]
         value_column = column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
-        mean_count = sum(decision_counts) / max(len(decision_counts), 1)
-        count_text = f"{name}: a completion has {mean_count:.3g} decisions (tokens of probability < {segments.threshold:g})"
+        mean_cuts = sum(decision_counts) / max(len(decision_counts), 1)
+        count_text = f"{name}: a completion has {mean_cuts:.3g} decisions (tokens of probability < {segments.threshold:g})"
         if not segment_values:
             yield f"{count_text}. '{name}' discounts only at decisions. Without decisions, '{name}' equals GAE with lambda 1."
             continue
@@ -45,7 +45,7 @@ def _cut_segments(
     decision_counts = list[int]()
     segment_values = list[np.ndarray]()
     segment_rewards = list[float]()
-    reward_n = result.scores.reward_nm.nansum(dim=1).tolist()
+    reward_sum_n = result.scores.reward_nm.nansum(dim=1).tolist()
     for n in range(len(table)):
         token_range = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
         is_sampled = np.asarray(table.trainable[token_range])
@@ -57,7 +57,7 @@ def _cut_segments(
         for segment_start, segment_end in pairwise([*decision_positions, len(value_t) - 1]):
             if segment_end > segment_start and np.isfinite(value_t[segment_start : segment_end + 1]).all():
                 segment_values.append(value_t[segment_start : segment_end + 1].astype(np.float64))
-                segment_rewards.append(reward_n[n])
+                segment_rewards.append(reward_sum_n[n])
     return decision_counts, segment_values, segment_rewards
 
 
@@ -69,13 +69,13 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
         value_changes = np.array(later_values) - np.array([value_t[0] for value_t in values])
         return (value_changes - value_changes.mean()) * (rewards - rewards.mean())
 
-    end_agreements = agreement(max(map(len, values)))
-    if len(end_agreements) < 2 or end_agreements.mean() <= 2 * end_agreements.std(ddof=1) / len(end_agreements) ** 0.5:
+    full_agreements = agreement(max(map(len, values)))
+    if len(full_agreements) < 2 or full_agreements.mean() <= 2 * full_agreements.std(ddof=1) / len(full_agreements) ** 0.5:
         return (
             f"{name}: after an unlikely token (decision), the critic's value does not move towards the reward. So the critic "
             "ignores decisions."
         )
-    half_agreement = end_agreements.mean() / 2
-    half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
-    lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
+    half_agreement = full_agreements.mean() / 2
+    halfway_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
+    lag_text = "more than 64 tokens" if halfway_lag is None else f"{halfway_lag} token{'s' if halfway_lag > 1 else ''}"
     return f"{name}: after an unlikely token (decision), half of the critic's move towards the reward takes {lag_text}."

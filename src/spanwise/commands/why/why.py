@@ -38,8 +38,8 @@ def why(
     console = console or Console()
     result = credit_rollouts(rollouts, own_only=True, **options)
     if completion is not None and not 0 <= completion < len(result.table):
-        last_row = len(result.table) - 1
-        raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last_row}.")
+        max_index = len(result.table) - 1
+        raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {max_index}.")
     tally_by_method = reasons(result)
     if completion is None:
         printed_parts = [*_describe_file(result, tally_by_method, examples), *decision_notes(result)]
@@ -102,7 +102,7 @@ def reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int
 
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
     """Return a table of reasons for zero credit, and notes on the completions."""
-    parts: list[Table | str] = [reason_table(result, zeros, examples)]
+    printed_parts: list[Table | str] = [reason_table(result, zeros, examples)]
     fault_n = result.file_spans.fault_n
     present_nk = result.file_spans.length_nk > 0
     is_all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
@@ -114,15 +114,15 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         length_n = result.file_spans.length_nk.sum(dim=1)
         cut_count, cut_sentence = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=is_faulty_n)
         cut_off_text = f" {cut_sentence}" if cut_count else ""
-        wrong_count = int(is_all_wrong_n.sum())
+        all_wrong_count = int(is_all_wrong_n.sum())
         faulty_count = int(is_faulty_n.sum())
-        parts.append(
-            f"In groups without a right completion, {faulty_count} of the {wrong_count} completions are "
+        printed_parts.append(
+            f"In groups without a right completion, {faulty_count} of the {all_wrong_count} completions are "
             f"malformed.{cut_off_text}"
         )
     is_missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
     names_and_flags = zip(result.file_spans.names, is_missing_nk.T, strict=True)
-    rows_without_block = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in names_and_flags}
+    rows_without_block = {name: is_missing_n.nonzero().flatten().tolist() for name, is_missing_n in names_and_flags}
     rows_by_missing_block = {name: rows for name, rows in rows_without_block.items() if rows}
     block_faults = [
         f"Block '{name}' is missing in {len(rows)} of {len(is_missing_nk)} completions "
@@ -132,8 +132,8 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(rows_by_missing_block) > _NAMED:
         missing_blocks_text = ", ".join(f"{name}: {len(rows)}" for name, rows in rows_by_missing_block.items())
         block_faults = [f"Some of {len(is_missing_nk)} completions lack a block ({missing_blocks_text})"]
-    parts += (f"{fault_text}. A missing block has no tokens that a reward could credit." for fault_text in block_faults)
-    return parts
+    printed_parts += (f"{fault}. A missing block has no tokens that a reward could credit." for fault in block_faults)
+    return printed_parts
 
 
 def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
@@ -159,11 +159,11 @@ def describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int
 
 def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -> Table:
     """Build a table of a completion's tokens under one method. Neighbours with the same facts share a row."""
-    first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
+    start_offset, end_offset = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
     token_advantages = arm.advantages(table, n, n + 1).tolist()
-    token_blocks = arm.file_spans.block_v[first_token:end_token].tolist()
-    reason_keys = tally.key_v[first_token:end_token].tolist()
+    token_blocks = arm.file_spans.block_v[start_offset:end_offset].tolist()
+    reason_keys = tally.key_v[start_offset:end_offset].tolist()
     credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
     advantage_texts = [f"{advantage:.6g}" for advantage in token_advantages]
     token_facts = list(zip(token_blocks, reason_keys, advantage_texts, strict=True))

@@ -94,8 +94,8 @@ def bae(
         "scale": scale_k,
         "if_missing": if_missing_k,
     }
-    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps, "voter_n": voter_n}
-    return compare_columns(reward_nk, group_n, options_by_column, **options)
+    base_options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps, "voter_n": voter_n}
+    return compare_columns(reward_nk, group_n, options_by_column, **base_options)
 
 
 @register(

@@ -81,8 +81,8 @@ def gae(
         Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda. docs/methods.md shows spans instead of tokens
         (VinePPO, arXiv 2410.01679; SPO-chain, arXiv 2505.23564).
     """
-    lambda_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
-    advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **lambda_options, bootstrap_n=bootstrap_n)
+    decay_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
+    advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **decay_options, bootstrap_n=bootstrap_n)
     if not whiten:
         return advantage_nt
     lacks_reward_n = (reward_nt.isnan() & mask_nt).any(dim=1)
@@ -181,8 +181,8 @@ def sae(
     check_shapes(reward_nt=reward_nt, logp_nt=logp_nt)
     check_mask(mask_nt)
     boundary_nt = SaeSegments(threshold, boundary)._boundaries(logp_nt, mask_nt)
-    lambda_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
-    return lambda_advantage(reward_nt, value_nt, mask_nt, **lambda_options, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n)
+    decay_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
+    return lambda_advantage(reward_nt, value_nt, mask_nt, **decay_options, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n)
 
 
 @dataclass(frozen=True)
@@ -213,9 +213,9 @@ class SaeSegments:
         """Mark the tokens at which SAE applies lambda. A mark on a masked token has no effect."""
         # A sum finds a NaN faster than a search does.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
-            row, token = bad_entry
+            n, t = bad_entry
             raise RewardError(
-                f"The log-probability of completion {row} is nan at trainable token {token}; give a number for every sampled token."
+                f"The log-probability of completion {n} is nan at trainable token {t}; give a number for every sampled token."
             )
         logp_threshold = math.log(self.threshold) if self.threshold > 0 else -math.inf
         is_unlikely_nt = logp_nt < logp_threshold
@@ -236,9 +236,9 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     """Move the flag of each trainable token to the next trainable token."""
     moved_flag_nt = torch.zeros_like(flag_nt)
     position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
-    for rows in (slice(first_row, first_row + _ROWS) for first_row in range(0, len(flag_nt), _ROWS)):
+    for row_slice in (slice(first_row, first_row + _ROWS) for first_row in range(0, len(flag_nt), _ROWS)):
         # the position of the last trainable token so far; -1 before the first one
-        last_position_nt = torch.where(mask_nt[rows], position_t, -1).cummax(dim=1).values
-        flag_at_last_position_nt = flag_nt[rows].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)
-        moved_flag_nt[rows, 1:] = flag_at_last_position_nt[:, :-1]
+        last_position_nt = torch.where(mask_nt[row_slice], position_t, -1).cummax(dim=1).values
+        flag_at_last_position_nt = flag_nt[row_slice].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)
+        moved_flag_nt[row_slice, 1:] = flag_at_last_position_nt[:, :-1]
     return moved_flag_nt

@@ -152,10 +152,10 @@ def _is_hashable(state: Any) -> bool:
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
     """Return the index of the first known text that is similar to `state`, or the next free index if none is."""
-    for number, matcher in enumerate(matchers):
+    for state_number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
         # `ratio` is slow, so test two cheap upper bounds of it first.
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
-            return number
+            return state_number
     matchers.append(SequenceMatcher(None, "", state))
     return len(matchers) - 1

@@ -133,34 +133,34 @@ def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
     """Tabulate a token's association with correctness, by counts of right and wrong completions."""
-    right_with_token_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
-    wrong_with_token_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
-    count_with_ab = right_with_token_ab + wrong_with_token_ab
+    right_count_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
+    wrong_count_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
+    count_with_token_ab = right_count_ab + wrong_count_ab
     completion_count = right + wrong
-    log_ways_ab = _log_choose(right, right_with_token_ab) + _log_choose(wrong, wrong_with_token_ab)
-    probability_ab = (log_ways_ab - _log_choose(completion_count, count_with_ab)).exp()
+    log_ways_ab = _log_choose(right, right_count_ab) + _log_choose(wrong, wrong_count_ab)
+    probability_ab = (log_ways_ab - _log_choose(completion_count, count_with_token_ab)).exp()
     p_value_ab = probability_ab  # the KTAE paper uses the probability of the observed counts as its p-value
     if two_sided:
         # Fisher's exact test: add up the probabilities of all tables that are no more likely than the observed one.
         p_value_ab = torch.zeros_like(probability_ab)
         for other_right_count in range(right + 1):
-            other_wrong_count_ab = count_with_ab.long() - other_right_count
+            other_wrong_count_ab = count_with_token_ab.long() - other_right_count
             table_exists_ab = (other_wrong_count_ab >= 0) & (other_wrong_count_ab <= wrong)
             other_probability_ab = probability_ab[other_right_count][other_wrong_count_ab.clamp(0, wrong)]
             is_counted_ab = table_exists_ab & (other_probability_ab <= probability_ab * (1 + 1e-7))
             p_value_ab += torch.where(is_counted_ab, other_probability_ab, 0.0)
     fisher_evidence_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
-    weighted_entropy_with_ab = count_with_ab / completion_count * _compute_entropy(right_with_token_ab, wrong_with_token_ab)
-    entropy_without_token_ab = _compute_entropy(right - right_with_token_ab, wrong - wrong_with_token_ab)
-    weighted_entropy_without_ab = (completion_count - count_with_ab) / completion_count * entropy_without_token_ab
-    prior_entropy = _compute_entropy(right_with_token_ab[-1, -1], wrong_with_token_ab[-1, -1])
-    return fisher_evidence_ab, (prior_entropy - weighted_entropy_with_ab - weighted_entropy_without_ab).clamp(min=0.0)
+    entropy_term_with_token_ab = count_with_token_ab / completion_count * _compute_entropy(right_count_ab, wrong_count_ab)
+    entropy_without_token_ab = _compute_entropy(right - right_count_ab, wrong - wrong_count_ab)
+    entropy_term_without_token_ab = (completion_count - count_with_token_ab) / completion_count * entropy_without_token_ab
+    prior_entropy = _compute_entropy(right_count_ab[-1, -1], wrong_count_ab[-1, -1])
+    return fisher_evidence_ab, (prior_entropy - entropy_term_with_token_ab - entropy_term_without_token_ab).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
     """Compute the logarithm of "n choose k" for each entry of k."""
-    repeated_n = torch.full_like(k, n)
-    return (repeated_n + 1).lgamma() - (k + 1).lgamma() - (repeated_n - k + 1).lgamma()
+    total_count = torch.full_like(k, n)
+    return (total_count + 1).lgamma() - (k + 1).lgamma() - (total_count - k + 1).lgamma()
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
@@ -240,14 +240,14 @@ def oar(
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
     """Turn the importance of tokens into factors for their advantages."""
     log_importance_u = importance_u.log1p()
-    lowest_log, highest_log = log_importance_u.aminmax()
-    log_range = highest_log - lowest_log if highest_log > lowest_log else 1.0
-    scaled_log_u = (log_importance_u - lowest_log) / log_range
+    min_log_importance, max_log_importance = log_importance_u.aminmax()
+    log_range = max_log_importance - min_log_importance if max_log_importance > min_log_importance else 1.0
+    scaled_log_u = (log_importance_u - min_log_importance) / log_range
     quantile_rank = quantile * (len(scaled_log_u) - 1)  # torch.quantile would do the same, but refuses long inputs
     sorted_log_u = scaled_log_u.sort().values
     rank_below = int(quantile_rank)
     next_rank = min(rank_below + 1, len(scaled_log_u) - 1)
     quantile_log = torch.lerp(sorted_log_u[rank_below], sorted_log_u[next_rank], quantile_rank - rank_below)
-    shrunk_weight_u = (scaled_log_u / (quantile_log + eps)).clamp(min=floor)
-    grown_weight_u = 1 + beta * (scaled_log_u - quantile_log) / (1 - quantile_log + eps)
-    return torch.where(scaled_log_u < quantile_log, shrunk_weight_u, grown_weight_u)
+    reduced_weight_u = (scaled_log_u / (quantile_log + eps)).clamp(min=floor)
+    increased_weight_u = 1 + beta * (scaled_log_u - quantile_log) / (1 - quantile_log + eps)
+    return torch.where(scaled_log_u < quantile_log, reduced_weight_u, increased_weight_u)

@@ -52,16 +52,16 @@ class Timeline:
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last step with a true `flag_s`, or of its last step if no flag is true."""
         # Sort flagged rows to the front, later steps first, so that each trajectory's first row is the one to return.
-        flagged_rows_first = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
-        row_order = flagged_rows_first[self.index_s[flagged_rows_first].argsort(stable=True)]
+        flag_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
+        row_order = flag_order[self.index_s[flag_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
 
     def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
         """Sum the values from each step to the trajectory's end, weighted by decay^distance. NaN makes earlier sums NaN."""
         discounted_sum_s = value_s.double().clone()
-        row_counts = self.left_s.bincount().tolist()  # how many rows have 0, 1, ... steps left
-        for row_indices in self.left_s.argsort(stable=True).split(row_counts)[1:]:
+        rows_per_steps_left = self.left_s.bincount().tolist()  # how many rows have 0, 1, ... steps left
+        for row_indices in self.left_s.argsort(stable=True).split(rows_per_steps_left)[1:]:
             # A fused operation would round differently, so that equal returns could differ.
             discounted_next_sum = decay * discounted_sum_s[self.next_s[row_indices]]
             discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next_sum
@@ -69,8 +69,8 @@ class Timeline:
 
     def add_up(self, value_s: Tensor) -> Tensor:
         """Add up whole numbers or flags over the rows of each trajectory."""
-        total_j = value_s.new_zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long)
-        return total_j.index_add(0, self.index_s, value_s.long())
+        zero_j = value_s.new_zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long)
+        return zero_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
         """Return the reward of each trajectory's last step, or the sum over its steps."""
@@ -117,10 +117,10 @@ def build_timeline(
     sorted_trajectory_s, sorted_step_s = trajectory_index_s[row_order], step_s[row_order]
     is_same_trajectory = sorted_trajectory_s[1:] == sorted_trajectory_s[:-1]
     if repeated_step := first_of(is_same_trajectory & (sorted_step_s[1:] == sorted_step_s[:-1])):
-        earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
+        earlier_index, later_index = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
-            f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
-            f"{trajectory_ids[earlier_row]!r}. Give each step of a trajectory a number of its own. Give trajectories of "
+            f"Rows {earlier_index} and {later_index} are both step {int(step_s[earlier_index])} of trajectory "
+            f"{trajectory_ids[earlier_index]!r}. Give each step of a trajectory a number of its own. Give trajectories of "
             "different prompts different ids."
         )
     next_row_s = torch.full_like(row_order, -1)
@@ -254,9 +254,9 @@ def assign_turns(
 
 def _refuse_split(timeline: Timeline, entry: Method) -> None:
     """Refuse a method that credits tokens if a rollout has more than one row."""
-    rows_before_last = (timeline.left_s > 0).nonzero().squeeze(1)
-    if len(rows_before_last):
-        turn_rows = (timeline.index_s == timeline.index_s[rows_before_last[0]]).nonzero().squeeze(1).tolist()
+    earlier_row_i = (timeline.left_s > 0).nonzero().squeeze(1)
+    if len(earlier_row_i):
+        turn_rows = (timeline.index_s == timeline.index_s[earlier_row_i[0]]).nonzero().squeeze(1).tolist()
         raise RecipeError(
             f"Method '{entry.name}' needs all tokens of a rollout in one row, but rows {turn_rows[:6]} are turns of one rollout. "
             "Use a method that credits whole rollouts, such as 'grpo'. If you build the batch, you can also merge the turns of a "
@@ -290,8 +290,8 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     """Return one score per rollout: its last reward, or the sum over its turns."""
     is_checked_sm = _mark_checked(scores.status_nm)
     reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
-    column_m = torch.arange(len(objectives), device=reward_row_jm.device)
-    tables: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
+    index_m = torch.arange(len(objectives), device=reward_row_jm.device)
+    tables: dict[str, Any] = {name: table[reward_row_jm, index_m] for name, table in _objective_tables(scores).items()}
     filled_reward_sm = fill_missing(scores, objectives)
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
@@ -360,8 +360,8 @@ def worth_of_turns(
             # `if_missing` replaces the reward of a whole rollout, as in `_score_steps`.
             uses_if_missing_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
             compared_reward_sm[:, m] = compared_reward_sm[:, m].where(is_checked_sm[:, m] | uses_if_missing_s, torch.nan)
-        counted_rows = slice(None) if credits_steps else timeline.last_with(~compared_reward_sm[:, m].isnan())
-        is_counted_reward_sm[counted_rows, m] = True
+        counted_row_index = slice(None) if credits_steps else timeline.last_with(~compared_reward_sm[:, m].isnan())
+        is_counted_reward_sm[counted_row_index, m] = True
     return compared_reward_sm, torch.where(is_counted_reward_sm, compared_reward_sm, torch.nan)
 
 

@@ -168,10 +168,10 @@ class Trajectory:
         timeline.groups(group)  # raises an error if a trajectory has rows of two prompts
         rows_by_trajectory: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         # A reward whose trajectory has no row in `rows` may belong to a row of another training process.
-        rowless_ids = [name for name in rewards or {} if name not in rows_by_trajectory]
-        if rowless_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
+        missing_ids = [name for name in rewards or {} if name not in rows_by_trajectory]
+        if missing_ids and rewards and not rows_by_trajectory.keys() <= rewards.keys():
             raise RewardError(
-                f"There are rewards of trajectory {rowless_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
+                f"There are rewards of trajectory {missing_ids[0]!r}, but no row belongs to it; the trajectory of row 0 is "
                 f"{next(iter(rows_by_trajectory), None)!r}. Use the same ids for rows and rewards."
             )
         for row in timeline.left_s.argsort(descending=True).tolist():
@@ -219,8 +219,8 @@ class Trajectory:
             earlier_context = () if turn.parent is None else contexts[turn.parent]
             whole_prompt = earlier_context + tuple(turn.prompt_ids)
             if turn.parent is None:
-                longest_contexts_first = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
-                possible_parents = (p for p in longest_contexts_first if whole_prompt[: len(contexts[p])] == contexts[p])
+                context_order = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
+                possible_parents = (p for p in context_order if whole_prompt[: len(contexts[p])] == contexts[p])
                 parent_index = next(possible_parents, None)
                 if parent_index is not None:
                     turn = replace(turn, prompt_ids=whole_prompt[len(contexts[parent_index]) :], parent=parent_index)
@@ -235,7 +235,7 @@ class Trajectory:
     ) -> None:
         """Refuse a prompt that repeats an earlier turn's text with other tokens."""
         prompt_text = vocabulary.join(np.array(prompt, dtype=np.int64))[0]
-        for p, context_ids in reversed(list(enumerate(contexts))):
+        for earlier_t, context_ids in reversed(list(enumerate(contexts))):
             context_text = vocabulary.join(np.array(context_ids, dtype=np.int64))[0]
             if not context_text or not prompt_text.startswith(context_text):
                 continue
@@ -244,10 +244,10 @@ class Trajectory:
             old_token_text = _describe_token(context_ids, position, vocabulary)
             new_token_text = _describe_token(prompt, position, vocabulary)
             raise AlignmentError(
-                f"Turns {p} and {t} of trajectory {self.id!r} cannot become one sequence. The prompt of turn {t} repeats the text "
-                f"of turn {p}, but with other token ids. Token {position} was {old_token_text}, and now it is {new_token_text}. "
-                f"Build the prompt from the sampled token ids, not from text. Or leave out 'vocabulary', so that turn {t} starts a "
-                "new sequence."
+                f"Turns {earlier_t} and {t} of trajectory {self.id!r} cannot become one sequence. The prompt of turn {t} repeats "
+                f"the text of turn {earlier_t}, but with other token ids. Token {position} was {old_token_text}, and now it is "
+                f"{new_token_text}. Build the prompt from the sampled token ids, not from text. Or leave out 'vocabulary', so that "
+                f"turn {t} starts a new sequence."
             )
 
     def branches(self) -> list[Branch]:
@@ -272,10 +272,10 @@ class Trajectory:
             token_ids += [*observation_ids, *turn.response_ids]
             mask += [0] * len(observation_ids) + [int(bool(flag)) for flag in turn.mask]
             turn_of_token += [-1] * len(observation_ids) + [t] * response_length
-            for name, numbers in numbers_by_name.items():
-                numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
-        tuple_by_name = {name: tuple(numbers) for name, numbers in numbers_by_name.items()}
-        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), tuple_by_name)
+            for name, token_numbers in numbers_by_name.items():
+                token_numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
+        number_tuples = {name: tuple(token_numbers) for name, token_numbers in numbers_by_name.items()}
+        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), number_tuples)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:

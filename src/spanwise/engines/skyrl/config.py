@@ -69,15 +69,15 @@ def check(cfg: Any) -> RecipeRule:
     loss_name = algorithm_config.policy_loss_type
     estimator_name = algorithm_config.advantage_estimator
     loss_reduction = algorithm_config.loss_reduction
-    mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
-    micro_batch_rows = cfg.trainer.micro_train_batch_size_per_gpu
+    mini_batch_row_count = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
+    micro_batch_row_count = cfg.trainer.micro_train_batch_size_per_gpu
     setting_faults = {
         "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
         unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
         unknown("trainer.algorithm.loss_reduction", loss_reduction, REDUCTIONS): loss_reduction not in REDUCTIONS,
-        f"trainer.algorithm.loss_reduction 'token_mean_legacy' cuts the {mini_batch_rows} rows of a mini-batch into "
-        f"micro-batches of {micro_batch_rows} and drops the rest. Use token_mean, which gives the same loss here.": (
-            loss_reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows
+        f"trainer.algorithm.loss_reduction 'token_mean_legacy' cuts the {mini_batch_row_count} rows of a mini-batch into "
+        f"micro-batches of {micro_batch_row_count} and drops the rest. Use token_mean, which gives the same loss here.": (
+            loss_reduction == "token_mean_legacy" and mini_batch_row_count % micro_batch_row_count
         ),
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
             loss_name == "cross_entropy"
@@ -126,8 +126,8 @@ def check(cfg: Any) -> RecipeRule:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     provided_fields = {*PROVIDES, "value_nt", *added_by(scheme.modes, "skyrl")}
     # SkyRL computes log-probabilities and values for rows, not turns.
-    late_fields = {"logp_nt", "value_nt"} if reads_turns(scheme, stepwise=is_stepwise) else set()
-    scheme.check(provided_fields, at_read=provided_fields - late_fields)
+    deferred_fields = {"logp_nt", "value_nt"} if reads_turns(scheme, stepwise=is_stepwise) else set()
+    scheme.check(provided_fields, at_read=provided_fields - deferred_fields)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
     if estimator_name not in ("spanwise", scheme.method):
         say(f"trainer.algorithm.advantage_estimator={estimator_name} is ignored. The recipe's method is '{scheme.method}'.")
@@ -152,23 +152,23 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
     elif cfg.trainer.fully_async.sample_full_batch:
         filter_setting = "trainer.fully_async.sample_full_batch"
     # SkyRL judges each group alone, and drops a group of equal rewards even if other groups would give it credit.
-    batch_comparers = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
+    batch_wide_labels = [f"objective '{o.name}'" for o in scheme.objectives if o.baseline in ("batch", "blended")]
     options = {**scheme.entry.options, **scheme.options}
     subtracts_mean = options.get("zero_constant_groups") is False or options.get("conflict") is not None
     if compares_groups(scheme) and (scheme.entry.kind == "token" or subtracts_mean):
-        batch_comparers.append(f"method '{scheme.method}'")
-    late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
+        batch_wide_labels.append(f"method '{scheme.method}'")
+    deferred_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
         "or newer, or remove the setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
         f"{filter_setting} takes each row for a rollout, but in step-wise training a row is one turn. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
-        f"{filter_setting} needs the credit right after sampling, but credit depends on {', '.join(late_field_names)}, "
-        "which SkyRL computes later. Remove the setting.": filter_setting and late_field_names,
-        f"trainer.fully_async.sample_full_batch looks at one group at a time, but {''.join(batch_comparers[:1])} compares "
+        f"{filter_setting} needs the credit right after sampling, but credit depends on {', '.join(deferred_field_names)}, "
+        "which SkyRL computes later. Remove the setting.": filter_setting and deferred_field_names,
+        f"trainer.fully_async.sample_full_batch looks at one group at a time, but {''.join(batch_wide_labels[:1])} compares "
         "completions of the whole batch. So SkyRL would drop groups that get credit. Remove the setting.": (
-            cfg.trainer.fully_async.sample_full_batch and batch_comparers
+            cfg.trainer.fully_async.sample_full_batch and batch_wide_labels
         ),
         "trainer.algorithm.zero_variance_filter drops groups with equal rewards, but "
         f"{''.join(mode_names[:1])} learns from them, too. Remove the filter.": (

@@ -28,9 +28,9 @@ def register() -> None:
     """Register the estimators `spanwise` and `spanwise_<method>` with SkyRL, unless SkyRL has them."""
     preset_names = (name for name, entry in METHODS.items() if entry.preset is not None)
     refusal_by_name = {f"spanwise_{name}": partial(_refused, name) for name in preset_names}
-    for name, function in {"spanwise": _by_recipe, **refusal_by_name, **outcome_estimators()}.items():
+    for name, estimator in {"spanwise": _by_recipe, **refusal_by_name, **outcome_estimators()}.items():
         if name not in AdvantageEstimatorRegistry._functions:
-            AdvantageEstimatorRegistry.register(name, function)
+            AdvantageEstimatorRegistry.register(name, estimator)
 
 
 def register_loss(mode: str, loss_name: str, split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
@@ -53,9 +53,9 @@ def _with_mode(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return SkyRL's policy loss plus the loss that a mode such as LaSeR adds."""
     old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_probs, old_log_probs, advantages, loss_mask)
-    inner_config = copy.copy(config)
-    inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
-    loss_options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
+    loss_config = copy.copy(config)
+    loss_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
+    loss_options: dict[str, Any] = {"config": loss_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     compute_policy_loss = PolicyLossRegistry._functions[loss_name]
     policy_loss, metrics = compute_policy_loss(log_probs, old_logp_nt, adv_nt, **loss_options)
     return policy_loss + mode_loss_nt.sum(), metrics

@@ -37,18 +37,18 @@ class SampledRows:
         sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], trajectory_ids, strict=True))
         row_and_offset_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], responses, strict=True)):
-            row_ids = [*prompt, *response]
+            row_token_ids = [*prompt, *response]
             matched_length = len(prompt)
             first_turn_index = len(row_and_offset_s)
             row_trajectory_id = trajectory_ids[first_turn_index]
             for s in range(first_turn_index, len(sampled_turns)):
                 turn_prompt, turn_response, trajectory_id = sampled_turns[s]
-                turn_ids = [*turn_prompt, *turn_response]
+                turn_token_ids = [*turn_prompt, *turn_response]
                 is_next_turn = trajectory_id == row_trajectory_id and len(turn_prompt) >= matched_length
-                if not is_next_turn or row_ids[: len(turn_ids)] != turn_ids:
+                if not is_next_turn or row_token_ids[: len(turn_token_ids)] != turn_token_ids:
                     break
                 row_and_offset_s.append((n, len(turn_prompt) - len(prompt)))
-                matched_length = len(turn_ids)
+                matched_length = len(turn_token_ids)
         return SampledRows(output, uids, row_and_offset_s, responses, stepwise)
 
     @cached_property
@@ -133,13 +133,13 @@ class SampledRows:
         turn_columns: dict[str, Any] = {
             name: [value_of_turn(values, row, k) for row, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
-        default_states = None
+        default_anchors = None
         if anchored and "anchors" not in turn_columns:  # by default, a turn's state is all tokens before the turn
-            default_states = [(*prompt_ids[row], *response_ids[row][:start]) for row, _, start, _ in turn_ranges]
+            default_anchors = [(*prompt_ids[row], *response_ids[row][:start]) for row, _, start, _ in turn_ranges]
         row_of_turn = [row for row, *_ in turn_ranges]
         turn_number_s = torch.arange(len(turn_ranges))
         rollout_of_turn = torch.tensor([self.rollout_s[row] for row in row_of_turn])
-        turn_states = turn_columns.pop("anchors", default_states)
+        turn_anchors = turn_columns.pop("anchors", default_anchors)
         turn_columns["environment"] = [self._turn_reward(row, row_ranges[row], k) for row, k, _, _ in turn_ranges]
         turn_columns["completion_ids"] = [response_ids[row][start:end] for row, _, start, end in turn_ranges]
         uids = [self.uids[row] for row in row_of_turn]
@@ -150,7 +150,7 @@ class SampledRows:
             uids,
             sampled=[mask if any(mask) else [1] * len(mask) for mask in turn_masks],
             columns={**columns(uids), **turn_columns},
-            steps=Steps(rollout_of_turn, turn_number_s, turn_states),
+            steps=Steps(rollout_of_turn, turn_number_s, turn_anchors),
         )
         training_row_s = torch.tensor([self.place_s[row][0] for row in row_of_turn])
         row_start_columns = [width - self.length_n[n] + offset for n, offset in self.place_s]

@@ -94,8 +94,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             appended_value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
             for field, token_value in appended_value_by_field.items():
                 if merged_output.get(field) is not None:
-                    rows_with_flags = zip(merged_output[field], has_ended_n, strict=True)
-                    extended_rows = [[*row, token_value] if has_ended else row for row, has_ended in rows_with_flags]
+                    row_end_pairs = zip(merged_output[field], has_ended_n, strict=True)
+                    extended_rows = [[*row, token_value] if has_ended else row for row, has_ended in row_end_pairs]
                     merged_output = {**merged_output, field: extended_rows}
         return merged_output, uids
 
@@ -103,8 +103,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Let SkyRL sample more prompts until enough groups get credit."""
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups with unequal rewards, so give one row of each useful group reward 1, and all other rows 0.
-        first_useful_rows = {uids.index(uid) for uid in useful_uids}
-        fake_rewards = [float(row in first_useful_rows) for row in range(len(uids))]
+        first_row_indices = {uids.index(uid) for uid in useful_uids}
+        fake_rewards = [float(row in first_row_indices) for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
         sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(fake_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)
@@ -181,11 +181,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if self.scheme.value_names:  # the critic does not learn from rows outside the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         last_column = mask_nt.shape[1] - 1  # the last column holds the token that a mode (such as LaSeR) appended
-        token_columns = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
-        finished_steps = self.global_step - 1
+        column_by_mode = {mode: torch.where(has_token_n, last_column, -1) for mode, has_token_n in self._appended.items()}
+        past_step_count = self.global_step - 1
         for name, part in self.parts.items():
-            mode_logp_n = token_logp(data["action_log_probs"][:row_count], token_columns[name])
-            batch = replace(batch, **part.fields(mode_logp_n, finished_steps))
+            mode_logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
+            batch = replace(batch, **part.fields(mode_logp_n, past_step_count))
         scored_batch = replace(scored_batch, batch=batch)
         step_result = self.step.finish(scored_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = scored_batch.put(step_result.advantages_nt)
@@ -213,10 +213,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, padding_row_count)), 0.0)
         for name, part in self.parts.items():
-            mode_weight_n, target_logp_n, mode_metrics = part.lesson(reading, self.scheme, finished_steps, rows=row_count)
+            mode_weight_n, target_logp_n, mode_metrics = part.lesson(reading, self.scheme, past_step_count, rows=row_count)
             mode_weight_n = mode_weight_n * advantage_factor_n1[:row_count, 0]
-            for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
-                data[field] = with_token(data[field], token_columns[name], value_n)
+            for field, token_value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
+                data[field] = with_token(data[field], column_by_mode[name], token_value_n)
             all_metrics |= mode_metrics
         self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
@@ -250,8 +250,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         for uid in numeric_uids:
             messages, _, dataset_columns, *_ = prompt_dataset[int(uid)]
             gold_answer = (dataset_columns.get("reward_spec") or {}).get("ground_truth")
-            answer_column = {} if gold_answer is None else {"answer": gold_answer}
-            columns_by_uid[uid] = {**answer_column, **dataset_columns, "prompts": messages}
+            answer_columns = {} if gold_answer is None else {"answer": gold_answer}
+            columns_by_uid[uid] = {**answer_columns, **dataset_columns, "prompts": messages}
         return columns_of([columns_by_uid.get(uid, {}) for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
@@ -296,7 +296,7 @@ def fold_factor(
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """
     length_n = loss_mask_nt.sum(dim=1).float()
-    factor_n = torch.ones_like(length_n)
+    fold_factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
         mini_batch_slice, row_count = slice(start, end), end - start
         prompt_slices = [slice(first, stop) for first, stop in prompts if start <= first < end]
@@ -311,6 +311,6 @@ def fold_factor(
                 "sequence_mean": row_count * length_n[row_slice],
                 "seq_mean_token_sum_norm": float(row_count * (max_seq_len or 1)),
             }
-            factor_n[row_slice] = divisor_by_reduction[loss_reduction]
-        factor_n[mini_batch_slice] /= len(rollout_n[mini_batch_slice].unique())
-    return factor_n[:, None]
+            fold_factor_n[row_slice] = divisor_by_reduction[loss_reduction]
+        fold_factor_n[mini_batch_slice] /= len(rollout_n[mini_batch_slice].unique())
+    return fold_factor_n[:, None]

@@ -60,8 +60,8 @@ class SwiftSpanTrainer(GRPOTrainer):
                 logp_rows.append(logp_t[column_range].float().cpu())
                 column_ranges.append(column_range)
         group_size = self.num_generations if is_training else self.num_generations_eval
-        first_row = self.accelerator.process_index * len(completion_ids)
-        group_n = (first_row + torch.arange(len(completion_ids))) // group_size
+        first_row_index = self.accelerator.process_index * len(completion_ids)
+        group_n = (first_row_index + torch.arange(len(completion_ids))) // group_size
         batch_fields = {"columns": self._columns(ordered_samples), "logp_nt": pad_sequence(logp_rows, batch_first=True)}
         batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, **batch_fields)
         scored_batch = self.recipe_run.step.read(batch)
@@ -98,7 +98,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         mask_bt = grpo_batch.completion_mask
         if self.overlong_filter:
             mask_bt = mask_bt & ~grpo_batch.truncated_mask[:, None]
-        factor_b1 = fold_factor(
+        fold_factor_b1 = fold_factor(
             mask_bt,
             loss_type=self.loss_type,
             max_completion_length=self.max_completion_length,
@@ -106,7 +106,7 @@ class SwiftSpanTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.current_gradient_accumulation_steps if self.model.training else 1,
         )
-        scaled_grpo_batch = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
+        scaled_grpo_batch = replace(grpo_batch, advantages=grpo_batch.advantages * fold_factor_b1)
         return super()._compute_loss_and_metrics(model, model_inputs, scaled_grpo_batch)
 
 

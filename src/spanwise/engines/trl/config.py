@@ -133,13 +133,13 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     """Check the scheme (the rule of credit) against the critic and the trainer's options, and return it."""
     scheme_parameters = inspect.signature(Scheme.preset).parameters
     misplaced_options = [name for name in options if name in scheme_parameters]
-    arguments = [*_trl_arguments(), "scheme"]
+    known_names = [*_trl_arguments(), "scheme"]
     if misplaced_options:
         raise RecipeError(f"Set {' and '.join(misplaced_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"scheme is {scheme!r}, but must be a spanwise.Scheme. Write {_SCHEME}.")
     scheme_faults: dict[str, Any] = {
-        **{unknown("argument of SpanGRPOTrainer called", name, arguments): name not in arguments for name in options},
+        **{unknown("argument of SpanGRPOTrainer called", name, known_names): name not in known_names for name in options},
         **{
             f"Objective '{objective.name}' has a model as reward. Pass a function that calls the model and returns one "
             "number per completion.": (isinstance(objective.reward, nn.Module))
@@ -239,7 +239,7 @@ def check_use(
         and policy_waits,
     }
     refuse(setting_faults)
-    applies_by_sentence = {
+    condition_by_sentence = {
         "remove_unused_columns=True removes every column of the dataset except the prompt, so rewards can read only "
         "the prompt. Set it to False if a reward reads another column, such as the gold answer.": args.remove_unused_columns,
         **{
@@ -248,8 +248,8 @@ def check_use(
             for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize"))
         },
     }
-    for sentence, applies in applies_by_sentence.items():
-        if applies:
+    for sentence, condition in condition_by_sentence.items():
+        if condition:
             warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
@@ -272,7 +272,7 @@ def check_datasets(
 def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective], options: Mapping[str, Any]) -> None:
     """Refuse a dataset of a wrong type or without needed columns. Environments may add prompts, rollout functions other columns."""
     has_environment, has_rollout_function = (options.get(name) for name in ("environment_factory", "rollout_func"))
-    prefix, dataset_kind = ("", "training") if argument == "train_dataset" else (f"{argument}: ", "evaluation")
+    opening, dataset_kind = ("", "training") if argument == "train_dataset" else (f"{argument}: ", "evaluation")
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = None if split_names else getattr(dataset, "column_names", None)
     column_names = known_columns or ["none"]
@@ -284,20 +284,20 @@ def _check_dataset(argument: str, dataset: Any, objectives: Sequence[Objective],
         f"{argument} is a {type_name}. Pass a datasets.Dataset or IterableDataset.": not isinstance(
             dataset, Dataset | IterableDataset | None
         ),
-        f"{prefix}The {dataset_kind} dataset has no column 'prompt' with the text or messages to complete. Its columns are "
+        f"{opening}The {dataset_kind} dataset has no column 'prompt' with the text or messages to complete. Its columns are "
         f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": known_columns
         and "prompt" not in known_columns
         and not has_environment,
     }
     dataset_faults |= {
-        f"{prefix}The {dataset_kind} dataset has a column '{name}', but TRL passes its own {name} to rewards under this name. "
+        f"{opening}The {dataset_kind} dataset has a column '{name}', but TRL passes its own {name} to rewards under this name. "
         f"Rename the column: dataset.rename_column({name!r}, 'dataset_{name}').": name in column_names
         for name in ("prompts", "completions")
     }
     for objective in objectives if known_columns is not None else ():
         column_name = objective.options.get("column", "answer")
         missing_column_fault = (
-            f"{prefix}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist. The "
+            f"{opening}Objective '{objective.name}' reads the dataset column '{column_name}', which does not exist. The "
             f"columns are {', '.join(column_names)}. Name the right one in the objective: options: {{column: NAME}}."
         )
         needs_answer_column = objective.reward in ("correct", "second_attempt") and not has_rollout_function

@@ -154,10 +154,10 @@ def check_own_advantage(
     # Rounding to bfloat16 changes a token's weight by less than 0.05, so only a larger difference is an error.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
-        row, token = is_wrong_bt.nonzero()[0].tolist()
+        b, t = is_wrong_bt.nonzero()[0].tolist()
         raise SpanwiseError(
-            f"The loss does not weigh token {token} of completion {row} by the token's own advantage. In a test, its weight "
-            f"was {float(token_weight_bt[row, token]):.4g}, not {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
+            f"The loss does not weigh token {t} of completion {b} by the token's own advantage. In a test, its weight "
+            f"was {float(token_weight_bt[b, t]):.4g}, not {float(expected_weight_bt[b, t]):.4g}. {_CANARY}"
         )
 
 
@@ -183,13 +183,13 @@ def check_loss(
         # A NaN at a masked token also makes the loss NaN, because 0 times NaN is NaN.
         if bool((is_faulty_bt & mask_bt.bool()).any()):
             is_faulty_bt &= mask_bt.bool()
-        row, token = is_faulty_bt.nonzero()[0].tolist()
-        token_label = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
-        completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
+        b, t = is_faulty_bt.nonzero()[0].tolist()
+        token_label = f"token {t}" if bool(mask_bt[b, t]) else f"masked token {t}"
+        completion_ids = inputs["completion_ids"][b][mask_bt[b].bool()].tolist()
         completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])
         raise DivergedError(
-            f"Step {step}: the loss is {loss_value}. In completion {row} of {len(mask_bt)} in the micro-batch, the {name} of "
-            f"{token_label} is {float(value_bt.detach()[row, token])}. {_ADVICE} The text of completion {row} is {completion_text}"
+            f"Step {step}: the loss is {loss_value}. In completion {b} of {len(mask_bt)} in the micro-batch, the {name} of "
+            f"{token_label} is {float(value_bt.detach()[b, t])}. {_ADVICE} The text of completion {b} is {completion_text}"
         )
     raise DivergedError(
         f"Step {step}: the loss is {loss_value}, but advantages, log-probabilities and ratios are finite at all tokens. {_ADVICE} "

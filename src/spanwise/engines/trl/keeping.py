@@ -50,8 +50,8 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
         advantage_column.pop()
     advantage_column.extend((credit.block_nk.sum(dim=1) + credit.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
-        credit_and_presence = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
-        logs["extra"][f"credit/{name}"].extend(value if is_present else None for value, is_present in credit_and_presence)
+        credit_presence_pairs = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
+        logs["extra"][f"credit/{name}"].extend(value if is_present else None for value, is_present in credit_presence_pairs)
     logs["extra"]["credit/stop"].extend(credit.stop_n.tolist())
     return ""
 

@@ -28,7 +28,7 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     if sampling_criterion is None:
         return
     check_known("dynamic_sampling", sampling_criterion, (CREDIT, *scheme.names))
-    late_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) if sampling_criterion == CREDIT else []
+    deferred_field_names = sorted({"logp_nt", "value_nt"} & scheme.needs) if sampling_criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
     advice, round_count = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
     completions_per_process = args.generation_batch_size // args.world_size
@@ -36,8 +36,8 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     refuse(
         {
             f"dynamic_sampling='credit' needs credit right after sampling, but method '{scheme.method}' reads "
-            f"{', '.join(late_field_names)}, which TRL computes later. Name an objective instead: "
-            f"dynamic_sampling='{scheme.names[0]}'.": late_field_names,
+            f"{', '.join(deferred_field_names)}, which TRL computes later. Name an objective instead: "
+            f"dynamic_sampling='{scheme.names[0]}'.": deferred_field_names,
             **{
                 f"Mode '{mode.name}' needs all sampled completions, but dynamic_sampling replaces some. {advice}": True
                 for mode in modes
@@ -68,14 +68,14 @@ class DynamicSampling:
         group_size = self.trainer.num_generations
         fresh_rows = self._fresh_rows()
         is_useful_g = self._useful(outputs, prompts, rows)
-        useless_groups = (~is_useful_g).nonzero()[:, 0].tolist()
+        useless_group_indices = (~is_useful_g).nonzero()[:, 0].tolist()
         group_rows = [range(first_row, first_row + group_size) for first_row in range(0, len(rows), group_size)]
         group_count = len(group_rows)
         sampled_group_count = group_count
         self.scored = outputs[1]
         for _ in range(self.rounds):
             # Every process samples as many groups as the one that needs the most.
-            group_count_to_sample = max(gather_object([len(useless_groups)]))
+            group_count_to_sample = max(gather_object([len(useless_group_indices)]))
             if group_count_to_sample == 0:
                 break
             self.scored = None
@@ -85,17 +85,17 @@ class DynamicSampling:
             candidate_outputs = self.trainer._sample(candidate_prompts)
             sampled_group_count += group_count_to_sample
             is_useful_g = self._useful(candidate_outputs, candidate_prompts, candidate_rows)
-            for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
-                old_rows, new_rows = group_rows[useless_groups.pop(0)], group_rows[group]
+            for candidate_index in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_group_indices)]:
+                old_rows, new_rows = group_rows[useless_group_indices.pop(0)], group_rows[candidate_index]
                 output_pairs = zip(outputs, candidate_outputs, strict=True)
-                outputs = tuple(_replaced(old_part, new_part, old_rows, new_rows) for old_part, new_part in output_pairs)
+                outputs = tuple(_replaced(old_field, new_field, old_rows, new_rows) for old_field, new_field in output_pairs)
                 for old_row, new_row in zip(old_rows, new_rows, strict=True):
                     prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]
         if self.scored is None:  # TRL scores the final batch again, so drop what rewards have logged so far
             self.trainer._pending_extra_logs.clear()
             self.trainer._pending_metrics.clear()
-        useless_counts = gather_object([len(useless_groups)])
-        useless_share = sum(useless_counts) / (group_count * len(useless_counts))
+        useless_group_counts = gather_object([len(useless_group_indices)])
+        useless_share = sum(useless_group_counts) / (group_count * len(useless_group_counts))
         self.metrics = {"sampling/groups": sampled_group_count / group_count, "sampling/useless": useless_share}
         return outputs
 
@@ -136,9 +136,9 @@ def _replaced(old: Any, new: Any, old_rows: range, new_rows: range) -> Any:
         row_lists = {name: values for name, values in old.items() if isinstance(values, list)}
         return {**old, **{name: _replaced(values, new[name], old_rows, new_rows) for name, values in row_lists.items()}}
     if isinstance(old, list) and isinstance(new, list):
-        replaced_list = list(old)
-        replaced_list[old_rows.start : old_rows.stop] = new[new_rows.start : new_rows.stop]
-        return replaced_list
+        updated_rows = list(old)
+        updated_rows[old_rows.start : old_rows.stop] = new[new_rows.start : new_rows.stop]
+        return updated_rows
     if old is not None and new is not None:
         raise SpanwiseError(
             f"dynamic_sampling cannot replace groups in the {type(old).__name__} that TRL's _generate returned. Install trl 1.16, "

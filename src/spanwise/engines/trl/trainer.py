@@ -275,9 +275,9 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
         """Sample completions as TRL does, while modes such as LaSeR record the log-probabilities that they need."""
         is_training = self.model.training
-        with ExitStack() as contexts:
+        with ExitStack() as exit_stack:
             for mode_part in self.parts.values():
-                contexts.enter_context(mode_part.generating())
+                exit_stack.enter_context(mode_part.generating())
             outputs = super()._generate(*args, **kwargs)
         if self.model.training != is_training:  # TRL's continuous batching leaves the model in training mode
             self.model.train(is_training)
@@ -333,8 +333,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"], async_loop)
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
-        first_row = self.accelerator.process_index * len(completion_ids_list)
-        group_n = (first_row + torch.arange(len(completion_ids_list))) // group_size
+        first_row_index = self.accelerator.process_index * len(completion_ids_list)
+        group_n = (first_row_index + torch.arange(len(completion_ids_list))) // group_size
         if "log_extra" in trl_arguments:
             trl_arguments["log_extra"] = _checked(trl_arguments["log_extra"], len(completion_ids_list))
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=arguments, extras=trl_arguments)
@@ -457,9 +457,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Compute TRL's loss with scaled advantages, to undo its normaliser. Add the terms of KL, DPPO and modes."""
         is_training = self.model.training
         if is_training and self._waits:
-            return next(weight for weight in model.parameters() if weight.requires_grad).sum() * 0.0
+            return next(parameter for parameter in model.parameters() if parameter.requires_grad).sum() * 0.0
         mask_bt = fold.loss_mask(inputs)
-        factor_b1 = fold.fold_factor(
+        fold_factor_b1 = fold.fold_factor(
             mask_bt,
             loss_type=self.loss_type,
             max_completion_length=self.max_completion_length,
@@ -468,7 +468,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
         is_dppo = self.loss_type in fold.DPPO
-        advantages_bt = torch.zeros_like(inputs["advantages"]) if is_dppo else inputs["advantages"] * factor_b1
+        advantages_bt = torch.zeros_like(inputs["advantages"]) if is_dppo else inputs["advantages"] * fold_factor_b1
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
@@ -484,9 +484,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         if is_dppo and logps_bt is not None:
             dppo_loss_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             token_count = mask_bt.sum()
-            local_sums = torch.stack([dropped_share * token_count, token_count, dppo_loss_value.detach()])
-            global_sums: Any = self.accelerator.reduce(local_sums, reduction="sum")
-            dropped_count, token_count, loss_sum = global_sums.tolist()
+            local_dppo_sums = torch.stack([dropped_share * token_count, token_count, dppo_loss_value.detach()])
+            global_dppo_sums: Any = self.accelerator.reduce(local_dppo_sums, reduction="sum")
+            dropped_count, token_count, loss_sum = global_dppo_sums.tolist()
             self._note({"dppo/dropped": dropped_count / max(token_count, 1)})
             logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs a policy loss only if there is an entropy bonus
@@ -499,7 +499,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 logps_bt,
                 advantages_bt,
                 mask_bt,
-                factor_b1=factor_b1,
+                factor_b1=fold_factor_b1,
                 accumulation=accumulation_steps,
                 height_bt=fold.surrogate_slope(logps_bt.detach(), loss_inputs, self.args),
             )

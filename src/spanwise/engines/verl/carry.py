@@ -153,7 +153,7 @@ class UnpackedBatch:
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
     """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
     parse_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
-    rollout_dicts, outputs = [], []
+    rollout_dicts, output_dicts = [], []
     for n, packed_text in enumerate(packed):
         if not isinstance(packed_text, str):
             raise RecipeError(
@@ -162,25 +162,25 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
                 "columns."
             )
         rollout_dicts.append(parse_text(packed_text))
-        outputs.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
+        output_dicts.append(rollout_dicts[n]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
-    output_indices = list(range(len(outputs)))
+    output_indices = list(range(len(output_dicts)))
     if any(is_split_n):  # a row without sampled tokens has no turn
-        output_indices = [n for n, output in enumerate(outputs) if any(block >= 0 for block in output["runs"][0])]
-    table_rows = [row for n in output_indices for row in outputs[n]["table"]]
+        output_indices = [n for n, output in enumerate(output_dicts) if any(block >= 0 for block in output["runs"][0])]
+    table_rows = [row for n in output_indices for row in output_dicts[n]["table"]]
     reading_table = torch.tensor(table_rows or np.zeros((0, 0)), dtype=torch.float64)
-    state_before_turn_s = [_hashable(state) for n in output_indices for state in outputs[n]["anchor"]]
+    state_before_turn_s = [_hashable(state) for n in output_indices for state in output_dicts[n]["anchor"]]
     reading = Reading.unpack(reading_table, scheme)
-    if any(outputs[n]["notes"] for n in output_indices):
+    if any(output_dicts[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
         for n in output_indices:  # an output without any note has an empty list
-            reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
+            reward_notes += output_dicts[n]["notes"] or [no_notes] * len(output_dicts[n]["table"])
         reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
     return UnpackedBatch(
         reading,
-        torch.tensor([n for n in output_indices for _ in outputs[n]["table"]], dtype=torch.int64),
-        [output["runs"] for output in outputs],
+        torch.tensor([n for n in output_indices for _ in output_dicts[n]["table"]], dtype=torch.int64),
+        [output["runs"] for output in output_dicts],
         torch.tensor([rollout["masked"] for rollout in rollout_dicts]),
         torch.tensor(is_split_n),
         state_before_turn_s if any(state is not None for state in state_before_turn_s) else None,
@@ -235,7 +235,7 @@ def credited(
     real_mask_nt = mask_nt[real_indices].bool()
     spans, is_sampled_nt, turns, _ = unpacked_batch.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
     scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=spans), turns=turns)
-    token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
+    token_fields: dict[str, Any] = {name: scored_rows.take(table_nt[real_indices]) for name, table_nt in rows.tokens.items()}
     batch = replace(scored_rows.batch, mask_nt=scored_rows.take(is_sampled_nt), **token_fields, **fields)
     step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
     step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
@@ -264,7 +264,7 @@ class ChunkedCredit:
     @cached_property
     def _unpacked_row_by_row(self) -> dict[int, int]:
         """Maps row indices to indices in `unpacked`, which lacks padding rows."""
-        return {n: unpacked_row for unpacked_row, n in enumerate(self.rows.real)}
+        return {row_index: unpacked_index for unpacked_index, row_index in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
         """Split the rows into chunks of about `tokens` tokens. A chunk takes every k-th row, to spread the padding at the end."""

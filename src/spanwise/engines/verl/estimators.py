@@ -25,26 +25,26 @@ CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function
 @contextmanager
 def carrying(compute_credit: CreditFunction) -> Iterator[None]:
     """Inside a `with` block, take the advantages of the estimator `spanwise` from `compute_credit`."""
-    reset_token = CREDIT_FUNCTION.set(compute_credit)
+    context_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
     finally:
-        CREDIT_FUNCTION.reset(reset_token)
+        CREDIT_FUNCTION.reset(context_token)
 
 
 def attach(core_algos: Any) -> None:
     """Register spanwise's estimators and policy losses with verl's `core_algos`. Existing names stay as they are."""
-    for name, function in {**outcome_estimators(), "spanwise": recipe_advantages}.items():
+    for name, estimator in {**outcome_estimators(), "spanwise": recipe_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
-            core_algos.register_adv_est(name)(function)
+            core_algos.register_adv_est(name)(estimator)
     if "spanwise_aspo" not in core_algos.POLICY_LOSS_REGISTRY:
         core_algos.register_policy_loss("spanwise_aspo")(partial(_aspo, core_algos.agg_loss))
     for mode in MODES.values():
         for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if "verl" in mode.parts else ():
-            combined_name = loss_of(mode, name)
-            if not name.startswith(loss_of(mode, "")) and combined_name not in core_algos.POLICY_LOSS_REGISTRY:
+            mode_loss_name = loss_of(mode, name)
+            if not name.startswith(loss_of(mode, "")) and mode_loss_name not in core_algos.POLICY_LOSS_REGISTRY:
                 split_loss = part_class(mode, "verl").parted
-                core_algos.register_policy_loss(combined_name)(partial(_with_mode, core_algos.agg_loss, loss, split_loss))
+                core_algos.register_policy_loss(mode_loss_name)(partial(_with_mode, core_algos.agg_loss, loss, split_loss))
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:

@@ -27,8 +27,8 @@ def attach(ray_trainer: Any) -> None:
 
     @around(ray_trainer, "compute_advantage")
     def compute_advantage(original: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        is_v1 = CREDIT_FUNCTION.get() is not None  # the V1 trainer calls this function, too
-        if adv_estimator != "spanwise" or trainer_class.latest is None or is_v1:
+        is_v1_trainer = CREDIT_FUNCTION.get() is not None  # the V1 trainer calls this function, too
+        if adv_estimator != "spanwise" or trainer_class.latest is None or is_v1_trainer:
             return original(data, adv_estimator, *args, **kwargs)
         run: VerlRun = trainer_class.latest.spanwise
         token_fields = {name: data.batch[field] for name, field in run.tokens.items()}

@@ -67,8 +67,8 @@ class SpanRewardManager(RewardManagerBase):
     def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
         """Build a batch from the outputs of a rollout. Return it with lengths, and whether all have masks."""
         ids_nt = data.batch["responses"]
-        attention_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
-        length_n = attention_nt.sum(dim=1).tolist()
+        attention_mask_nt = data.batch["attention_mask"][:, -ids_nt.shape[1] :]
+        length_n = attention_mask_nt.sum(dim=1).tolist()
         field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
         agent_masks = [_agent_fields(row).get(masks.KEY) for row in field_dicts]
         ids_by_output = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
@@ -77,11 +77,11 @@ class SpanRewardManager(RewardManagerBase):
         ]
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
-            manager_values = own_result.get("reward_extra_info", {})
+            extra_info = own_result.get("reward_extra_info", {})
             # A reward manager's result replaces the dataset column of its name only if an objective reads the column.
-            new_values = {name: value for name, value in manager_values.items() if name not in (*batch_columns, "answer")}
-            reward_values = {name: manager_values[name] for name in self.own_columns & manager_values.keys()}
-            reward_columns = {**new_values, **reward_values, "environment": own_result["reward_score"]}
+            added_results = {name: value for name, value in extra_info.items() if name not in (*batch_columns, "answer")}
+            reward_results = {name: extra_info[name] for name in self.own_columns & extra_info.keys()}
+            reward_columns = {**added_results, **reward_results, "environment": own_result["reward_score"]}
             if _has_agent_reward(field_dicts):
                 del reward_columns["environment"]
             batch_columns |= {name: [None] * (len(ids_by_output) - 1) + [number] for name, number in reward_columns.items()}

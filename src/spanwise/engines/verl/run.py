@@ -105,9 +105,9 @@ class VerlRun:
 
     def note_replaced(self, metrics: Mapping[str, Any]) -> None:
         """Warn if verl replaced prompts that failed by other prompts. `metrics` are the metrics of a whole step."""
-        if prompt_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
+        if replaced_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
             self._note_errors(
-                f"Up to step {metrics['training/global_step']}, verl replaced {prompt_count} prompts whose reward or agent "
+                f"Up to step {metrics['training/global_step']}, verl replaced {replaced_count} prompts whose reward or agent "
                 "loop raised an error."
             )
 
@@ -147,9 +147,9 @@ class VerlRun:
         """Load the state of a credit method that remembers earlier batches from a checkpoint."""
         if step == 0 or not self.scheme.entry.stateful:
             return
-        trainer = self.config.trainer
-        user_gave_path = trainer.resume_mode == "resume_path"
-        checkpoint = Path(trainer.resume_from_path if user_gave_path else f"{trainer.default_local_dir}/global_step_{step}")
+        section = self.config.trainer
+        user_gave_path = section.resume_mode == "resume_path"
+        checkpoint = Path(section.resume_from_path if user_gave_path else f"{section.default_local_dir}/global_step_{step}")
         memory_file = checkpoint / MEMORY
         estimator_state = json.loads(memory_file.read_text(encoding="utf-8")) if memory_file.is_file() else None
         restore_estimator(self.scheme, estimator_state, checkpoint)

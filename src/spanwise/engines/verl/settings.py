@@ -69,8 +69,8 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "fit")
     def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded_steps = getattr(self, "global_steps", None)  # verl's V0 trainer sets global_steps inside `fit`
-        with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=loaded_steps):
+        loaded_step_count = getattr(self, "global_steps", None)  # verl's V0 trainer sets global_steps inside `fit`
+        with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=loaded_step_count):
             return original(self, *args, **kwargs)
 
     @around(trainer_class, "_save_checkpoint")
@@ -237,7 +237,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     """Return error messages about verl's settings, each with a value that is true if the error applies."""
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
-    paid_columns = paid_results(scheme)
+    paid_result_names = paid_results(scheme)
     turn_objectives = [o for o in scheme.objectives if o.reward == "environment" and o.scope == "turn"]
     turn_columns = {o.options.get("column", "environment"): o.name for o in turn_objectives}
     objectives_with_columns = [
@@ -252,7 +252,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     correction_config = config.algorithm.get("rollout_correction") or {}
     run_folder = section.get("folder")
     dump_folder = config.trainer.get("rollout_data_dir")
-    reward_model = OmegaConf.select(config, "reward.reward_model") or {}
+    model_config = OmegaConf.select(config, "reward.reward_model") or {}
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
         f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, but micro-batches differ in width. "
@@ -275,7 +275,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         },
         **{
             f"Objective '{objective.name}' reads right answers in the column '{column}', but your reward function also returns a "
-            f"result '{column}', for another objective. Rename the function's result.": column in paid_columns
+            f"result '{column}', for another objective. Rename the function's result.": column in paid_result_names
             for objective, column in objectives_with_columns
         },
         "verl's validation counts missing values of 'acc' as 0. Give the objective 'acc' another name: "
@@ -285,7 +285,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
             f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
             # It is no fault if the function rewards whole rollouts for one objective, and the agent loop turns for another.
-            and (column == "environment" or turn_columns.keys() == paid_columns)
+            and (column == "environment" or turn_columns.keys() == paid_result_names)
             for column, name in turn_columns.items()
         },
         "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
@@ -300,16 +300,16 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
         ),
         f"No objective uses the reward of reward.reward_manager {manager_name}. {_ADD}": manager_name not in (None, "naive")
-        and not paid_columns,
+        and not paid_result_names,
         f"No objective uses the reward of reward.custom_reward_function {function_path}. {_ADD}": function_path is not None
-        and not paid_columns,
+        and not paid_result_names,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
-            reward_model.get("enable") and not (paid_columns and function_path is not None)
+            model_config.get("enable") and not (paid_result_names and function_path is not None)
         ),
         "With reward.reward_model.enable_resource_pool=False, verl's V1 trainer passes whole batches to the reward model, "
         "but no column of the dataset. Set reward.reward_model.enable_resource_pool=True.": (
-            reward_model.get("enable") and not reward_model.get("enable_resource_pool") and config.trainer.get("use_v1")
+            model_config.get("enable") and not model_config.get("enable_resource_pool") and config.trainer.get("use_v1")
         ),
     }
 
@@ -317,7 +317,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
 def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str]:
     """Return warnings about settings that work but are probably not intended."""
     actor = config.actor_rollout_ref.actor
-    applies_by_sentence = {
+    condition_by_sentence = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
         "rollout.n is 1, so a prompt has no two completions to compare. Set rollout.n to 2 or more.": (
             config.actor_rollout_ref.rollout.n == 1
@@ -333,7 +333,7 @@ def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str
             actor.loss_agg_mode in ("seq-mean-token-sum", "token-sum") and (actor.use_kl_loss or actor.entropy_coeff)
         ),
     }
-    return [sentence for sentence, applies in applies_by_sentence.items() if sentence and applies]
+    return [sentence for sentence, condition in condition_by_sentence.items() if sentence and condition]
 
 
 def _trainer_mode(config: Any) -> str:

@@ -95,7 +95,7 @@ def rows_of(batch: Any, run: VerlRun) -> Rows:
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra_fields],
         session=[(uid, session) for uid, session, _ in key_parts],
-        output_number=[int(output_text) for _, _, output_text in key_parts],
+        output_number=[int(number_text) for _, _, number_text in key_parts],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: fetched_fields[field].to_padded_tensor(0.0) for name, field in run.tokens.items()},
         places=token_column_by_mode,

@@ -134,12 +134,12 @@ class CriticConfig(Mode):
         super().__post_init__()
         if not isinstance(self.value_range, list | tuple) or len(self.value_range) != 2:
             raise RecipeError(f"critic.value_range is {self.value_range!r}; write two numbers, such as [0, 1].")
-        lowest, highest = self.value_range
-        for number in (lowest, highest):
-            check_number("critic.value_range", number)
-        if not lowest < highest:
-            raise RecipeError(f"critic.value_range is [{lowest}, {highest}]; the first number must be the smaller one.")
-        object.__setattr__(self, "value_range", (float(lowest), float(highest)))
+        value_min, value_max = self.value_range
+        for value_bound in (value_min, value_max):
+            check_number("critic.value_range", value_bound)
+        if not value_min < value_max:
+            raise RecipeError(f"critic.value_range is [{value_min}, {value_max}]; the first number must be the smaller one.")
+        object.__setattr__(self, "value_range", (float(value_min), float(value_max)))
         for name in ("bins", "value_range"):
             if self.head == "scalar" and getattr(self, name) != getattr(CriticConfig, name):
                 raise RecipeError(

@@ -170,10 +170,10 @@ class Critic:
     def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Measure how far the critic's values are from their targets, over the rows of all processes."""
         target_nts, mask_nts = batch.targets(value_nts), batch.mask_nts.to(value_nts)
-        stacked_ntsc = torch.stack([value_nts[:, :-1], target_nts, mask_nts], dim=-1).to(self.accelerator.device)
-        gathered_ntsc: Any = self.accelerator.gather(self.accelerator.pad_across_processes(stacked_ntsc, dim=1))
+        local_table_ntsc = torch.stack([value_nts[:, :-1], target_nts, mask_nts], dim=-1).to(self.accelerator.device)
+        global_table_ntsc: Any = self.accelerator.gather(self.accelerator.pad_across_processes(local_table_ntsc, dim=1))
         all_metrics = {}
-        for name, stream_ntc in zip(self.model.names, gathered_ntsc.cpu().unbind(2), strict=True):
+        for name, stream_ntc in zip(self.model.names, global_table_ntsc.cpu().unbind(2), strict=True):
             value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
             metric_prefix = f"{name}/" if len(self.model.names) > 1 else ""
             error_metrics = critic_error(value_nt, target_nt, mask_nt.bool())
@@ -252,8 +252,8 @@ class _Batch:
             return target_nts
         # If lambda is below 1, a wrong value can move a target out of `value_range`, although all returns lie inside.
         return_nts = self._targets(value_nts, lam=1.0)
-        lowest, highest = self.config.value_range
-        return target_nts.clamp(min=return_nts.clamp(max=lowest), max=return_nts.clamp(min=highest))
+        value_min, value_max = self.config.value_range
+        return target_nts.clamp(min=return_nts.clamp(max=value_min), max=return_nts.clamp(min=value_max))
 
     def _targets(self, value_nts: Tensor, *, lam: float) -> Tensor:
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -278,11 +278,11 @@ class CriticInTrl(TrlPart):
         super().__init__(mode, trainer)
         scheme, tokenizer, args = trainer.scheme, trainer._text_tokenizer, trainer.args
         if mode.model is None:
-            model = ValueModel.of_policy(trainer.model, scheme.value_names, mode)
+            value_model = ValueModel.of_policy(trainer.model, scheme.value_names, mode)
         else:
-            model = ValueModel.load(mode.model, scheme.value_names, mode, tokenizer)
+            value_model = ValueModel.load(mode.model, scheme.value_names, mode, tokenizer)
         options = {"micro_batch": args.per_device_train_batch_size, "gamma": scheme.gamma, "seed": args.seed}
-        self.critic = Critic(model, mode, trainer.accelerator, **options)
+        self.critic = Critic(value_model, mode, trainer.accelerator, **options)
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 
@@ -293,15 +293,15 @@ class CriticInTrl(TrlPart):
         reward_streams = streams(read_batch.reading, batch, self.trainer.scheme)
         is_training = bool(self.trainer.model.training)
         is_cut_off_n = cut_off(batch, self._ends)
-        learn_result = self.critic.learn(sequences(output, batch), reward_streams, is_cut_off_n, fit=is_training)
-        metrics, value_nts, end_time = dict(learn_result.metrics), learn_result.value_nts, time.perf_counter()
+        critic_result = self.critic.learn(sequences(output, batch), reward_streams, is_cut_off_n, fit=is_training)
+        metrics, value_nts, end_time = dict(critic_result.metrics), critic_result.value_nts, time.perf_counter()
         if is_training:
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
         if reward_streams.names != ("return",):  # each objective's value counts only in the blocks of that objective
             value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learn_result.bootstrap_ns)), metrics
+        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=critic_result.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:

@@ -37,11 +37,11 @@ class Saved(NamedTuple):
         """Read a saved critic's description from its folder. None if it holds no saved critic."""
         description_file = Path(place) / ABOUT
         try:
-            fields = json.loads(description_file.read_text(encoding="utf-8"))
+            record = json.loads(description_file.read_text(encoding="utf-8"))
             head_options: dict[str, Any] = {}
-            if fields["head"] != "scalar":
-                head_options = {"bins": fields["bins"], "value_range": tuple(fields["value_range"])}
-            return Saved(list(fields["values"]), CriticConfig(head=fields["head"], **head_options), fields.get("tokenizer"))
+            if record["head"] != "scalar":
+                head_options = {"bins": record["bins"], "value_range": tuple(record["value_range"])}
+            return Saved(list(record["values"]), CriticConfig(head=record["head"], **head_options), record.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

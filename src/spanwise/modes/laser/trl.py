@@ -181,8 +181,8 @@ class SelfRewarding(TrlPart):
             is_score_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
             if self._summed_rows == len(self._score_n):  # report after all rows, so that each row counts once
-                gathered_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
-                right_score_sum, right_count, wrong_score_sum, wrong_count = gathered_sums.tolist()
+                global_class_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
+                right_score_sum, right_count, wrong_score_sum, wrong_count = global_class_sums.tolist()
                 metrics["laser/score_right"] = right_score_sum / right_count if right_count else math.nan
                 metrics["laser/score_wrong"] = wrong_score_sum / wrong_count if wrong_count else math.nan
                 self._class_sums, self._summed_rows = torch.zeros(4), 0
@@ -200,11 +200,11 @@ class SelfRewarding(TrlPart):
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
-        max_wanted_count = int(self.gather(wanted_n.sum()[None]).max())  # all processes gather, even one without images
+        max_row_count = int(self.gather(wanted_n.sum()[None]).max())  # all processes gather, even one without images
         if "pixel_values" in output:
             return self._read_ends_with_images(output)
         sequence_rows = sequences(output, batch)
-        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:max_wanted_count]
+        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:max_row_count]
         chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
@@ -242,10 +242,10 @@ class SelfRewarding(TrlPart):
                 "from it. Start a new run."
             )
         measurement = read_measured(folder / FILE)
-        if (trained_id := measurement["id"]) != self.token:
+        if (trained_token_id := measurement["id"]) != self.token:
             raise DataError(
-                f"The checkpoint '{folder}' was trained with the reserved token {trained_id}, but laser.token has the id "
-                f"{self.token}. Set laser.token to {trained_id}."
+                f"The checkpoint '{folder}' was trained with the reserved token {trained_token_id}, but laser.token has the id "
+                f"{self.token}. Set laser.token to {trained_token_id}."
             )
         self.mode = replace(self.mode, reference=measurement["reference"])
         self.measured = measurement

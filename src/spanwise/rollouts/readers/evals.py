@@ -32,14 +32,14 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     samples = Collected()
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, samples, unanswered_ids), tokenizer)
-    sample_count, skipped_count = len(samples.fields), len(unanswered_ids)
+    sample_count, no_reply_count = len(samples.fields), len(unanswered_ids)
     later_turn_count = sum(samples.values("is_later"))
-    no_completion_note = f"{skipped_count} of {sample_count + skipped_count} samples hold no completion and are left out."
+    no_completion_note = f"{no_reply_count} of {sample_count + no_reply_count} samples hold no completion and are left out."
     later_turn_note = (
         f"In {later_turn_count} of {sample_count} samples the model spoke before the last user message. There, the "
         "completion is only what follows that message."
     )
-    table_notes = [no_completion_note if skipped_count else "", later_turn_note if later_turn_count else ""]
+    table_notes = [no_completion_note if no_reply_count else "", later_turn_note if later_turn_count else ""]
     return samples.table("Inspect", path, tokens, keys=samples.values("key"), notes=table_notes)
 
 
@@ -121,8 +121,8 @@ def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[st
     # Inspect's own reader lists the archive again for each sample, so its time grows with the square of the sample count.
     with zipfile.ZipFile(file) as archive:
         archived_names = {name for name in archive.namelist() if name.startswith("samples/")}
-    usual_names = [f"samples/{sample_id}_epoch_{epoch}.json" for sample_id in sample_ids for epoch in range(1, epochs + 1)]
-    return [name for name in usual_names if name in archived_names] if archived_names <= {*usual_names} else None
+    sample_names = [f"samples/{sample_id}_epoch_{epoch}.json" for sample_id in sample_ids for epoch in range(1, epochs + 1)]
+    return [name for name in sample_names if name in archived_names] if archived_names <= {*sample_names} else None
 
 
 def _read_members(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:

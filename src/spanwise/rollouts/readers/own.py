@@ -43,7 +43,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     # Training used the advantages `recorded`. If the file has none and names only one method, training used that method's.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     advantage_columns = [schema.column("advantages", method) for method in possible_methods]
-    trained_columns = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []
+    recorded_names = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []
     # Credit, spans and text are computed again, so they are not read.
     unread_columns = {name for method in method_names for name in schema.method_columns(method, column_names)}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
@@ -53,11 +53,11 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if splits_words and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
     if splits_words:  # drop numbers per token, because the text is split into words instead
-        number_columns, trained_columns = [], []
+        number_columns, recorded_names = [], []
     kept_columns = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=kept_columns) for file in files])
     dtype_of_column = {token_column: np.int32, schema.TRAINABLE: np.bool_}
-    dtype_of_column |= {**dict.fromkeys(number_columns, np.float32), **dict.fromkeys(trained_columns, np.float64)}
+    dtype_of_column |= {**dict.fromkeys(number_columns, np.float32), **dict.fromkeys(recorded_names, np.float64)}
     file_tokens = _read_tokens(files, token_column, dtype_of_column, keep=not splits_words)
     is_trainable = file_tokens.columns[schema.TRAINABLE]
     if token_column == schema.TOKENS:  # `_read_tokens` gives an id to each distinct token text
@@ -77,11 +77,11 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokens = tokenize([(text, True)] for text in completion_texts)._replace(note=token_note)
     deduplicate = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
-    other_columns = {name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None}
-    if schema.ANSWER in other_columns:
-        other_columns[schema.ANSWER] = [*map(_parse_answer, other_columns[schema.ANSWER])]
+    dataset_columns = {name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None}
+    if schema.ANSWER in dataset_columns:
+        dataset_columns[schema.ANSWER] = [*map(_parse_answer, dataset_columns[schema.ANSWER])]
     recorded_advantages = (
-        AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in trained_columns
+        AsRecorded(f"the file's '{name}'", file_tokens.columns[name], shares=True, by_token=True) for name in recorded_names
     )
     return replace(
         RolloutTable.of(
@@ -92,7 +92,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_groups(path, table),
             rollouts=_read_rollouts(table),
-            columns=other_columns,
+            columns=dataset_columns,
             rewards={},
         ),
         rewards=_read_rewards(path, table),
@@ -101,7 +101,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         learned_n=None if splits_words else _find_learned(table, tokens),
         folder=run_folder,
         as_recorded=next(recorded_advantages, None),
-        after_values={x: schema.float_column(table, x) for x in scalar_names if x.partition("/")[0] == schema.AFTER},
+        after_values={key: schema.float_column(table, key) for key in scalar_names if key.partition("/")[0] == schema.AFTER},
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
     )
 
@@ -134,10 +134,10 @@ def _read_tokens(files: Sequence[Path], token_column: str, dtype_by_column: Mapp
                 encoded_tokens = table[name].combine_chunks().flatten().dictionary_encode()
                 token_pieces = encoded_tokens.dictionary.cast(pa.binary()).to_pylist()
                 piece_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces]
-                flat_values = np.array(piece_ids, np.int32)[encoded_tokens.indices.to_numpy(zero_copy_only=False)]
+                batch_values = np.array(piece_ids, np.int32)[encoded_tokens.indices.to_numpy(zero_copy_only=False)]
             else:
-                flat_values = schema.flat_values(table[name], flat_column.dtype)
-            flat_column.extend(flat_values)
+                batch_values = schema.flat_values(table[name], flat_column.dtype)
+            flat_column.extend(batch_values)
     values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
     token_offsets = np.concatenate(([0], np.cumsum(token_counts, dtype=np.int64)))
     return _Tokens(Ragged(values_by_column[token_column], token_offsets), values_by_column, id_of_piece)
@@ -167,9 +167,9 @@ def _read_groups(path: Path, table: pa.Table) -> list[int] | None:
     """Return the group ids of a file, if it has them. Refuse missing ids."""
     if schema.GROUP not in table.column_names:
         return None
-    if missing_count := table[schema.GROUP].null_count:
+    if empty_id_count := table[schema.GROUP].null_count:
         raise DataError(
-            f"{missing_count} of {len(table)} completions of '{path}' have no '{schema.GROUP}'; fill in every row, or remove the "
+            f"{empty_id_count} of {len(table)} completions of '{path}' have no '{schema.GROUP}'; fill in every row, or remove the "
             "column."
         )
     return table[schema.GROUP].to_pylist()
@@ -190,9 +190,9 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
         status_column = schema.column("status", name)
         has_statuses = status_column in table.column_names
         status_words = table[status_column].to_pylist() if has_statuses else ["unscored"] * len(table)
-        for row, word in enumerate(status_words):
+        for row_index, word in enumerate(status_words):
             if word not in status_of_word:
-                status_problem = f"Completion {row} of '{path}' has '{word}' in column '{status_column}'"
+                status_problem = f"Completion {row_index} of '{path}' has '{word}' in column '{status_column}'"
                 raise DataError(f"{status_problem}; a status is one of {', '.join(status_of_word)}.")
         reward_cells = table[schema.column("reward", name)].to_pylist()
         refuse_words(path, schema.column("reward", name), reward_cells)
@@ -219,14 +219,14 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
         return
     first_batch = next(parquet_file.iter_batches(batch_size=32, columns=checked_columns), None)
     first_rows = [] if first_batch is None else first_batch.to_pylist()
-    wrong_count = 0
+    misspelled_count = 0
     for row in first_rows:
         sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
         valid_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
         decoded_text = vocabulary.join(valid_ids)[0].decode(errors="replace")
-        wrong_count += len(valid_ids) < len(sampled_ids) or decoded_text != row[schema.TEXT]
-    if wrong_count > len(first_rows) // 2:
+        misspelled_count += len(valid_ids) < len(sampled_ids) or decoded_text != row[schema.TEXT]
+    if misspelled_count > len(first_rows) // 2:
         raise DataError(
-            f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(first_rows)} completions of '{file}' "
+            f"The tokenizer of '{tokenizer}' decodes {misspelled_count} of the first {len(first_rows)} completions of '{file}' "
             "to other texts than the file holds. Give the tokenizer of the model that sampled the completions."
         )

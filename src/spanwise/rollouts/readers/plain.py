@@ -134,8 +134,8 @@ def _note_turns(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _is_number_list(value: Any) -> bool:
-    numbers = [entry for entry in value if entry is not None] if cells.is_list(value) else []
-    return bool(numbers) and all(isinstance(entry, int | float) for entry in numbers)
+    filled_entries = [entry for entry in value if entry is not None] if cells.is_list(value) else []
+    return bool(filled_entries) and all(isinstance(entry, int | float) for entry in filled_entries)
 
 
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
@@ -337,9 +337,9 @@ class _PlainTable:
         columns: dict[str, list[Any]] = {}
         for name, column in self.table.items():
             if name in (answer_column, group_column):
-                values_n = [column[source.row] for source in self.sources]
+                cell_n = [column[source.row] for source in self.sources]
                 columns[name] = (
-                    [cells.answer_text(x) for x in values_n] if name == answer_column else cells.parse_numbers(values_n)
+                    [cells.answer_text(x) for x in cell_n] if name == answer_column else cells.parse_numbers(cell_n)
                 )
                 continue
             if name in skipped_names:
@@ -349,24 +349,24 @@ class _PlainTable:
                 column = list(cells.parse_literals(column, cells.is_list))
             elif is_reward:
                 column = [cells.parse_literal(cell) for cell in column]
-            values_n = [column[source.row] for source in self.sources]
+            cell_n = [column[source.row] for source in self.sources]
             if has_list_cells and self.has_entry_per_completion(name, column):
-                source_pairs = zip(values_n, self.sources, strict=True)
-                values_n = [value[source.position] if isinstance(value, list) else value for value, source in source_pairs]
+                source_pairs = zip(cell_n, self.sources, strict=True)
+                cell_n = [value[source.position] if isinstance(value, list) else value for value, source in source_pairs]
             if is_skyrl and name == "score":  # SkyRL may write a reward per token; its metrics add them up
-                values_n = [sum(filter(None, value)) if _is_number_list(value) else value for value in values_n]
-            reward_dicts = [value if isinstance(value, dict) else {} for value in values_n] if is_reward else []
-            reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_dicts).items()}
-            columns |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
+                cell_n = [sum(filter(None, value)) if _is_number_list(value) else value for value in cell_n]
+            reward_dicts = [value if isinstance(value, dict) else {} for value in cell_n] if is_reward else []
+            reward_columns = {f"rewards/{key}": value_n for key, value_n in cells.by_column(reward_dicts).items()}
+            columns |= {key: cells.parse_numbers(value_n) for key, value_n in (reward_columns or {name: cell_n}).items()}
         return columns
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
         """Return whether every list in a column has one entry for each completion of its row."""
-        count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
+        sibling_counts = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD_NAMES or name.startswith(REWARD_PREFIXES)
         number_types = (bool, int, float, type(None))
         entry_types = (*number_types, dict) if is_reward else number_types
-        if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
+        if not all(isinstance(value, entry_types) for row in sibling_counts for value in column[row]):
             return False
         shared_rows = (source.row for source in self.sources if is_reward and source.siblings > 1)
         for row in shared_rows:
@@ -375,10 +375,10 @@ class _PlainTable:
                     f"Row {row} of '{self.path}' has several completions, but only one value of '{name}', {column[row]}. Give a "
                     "list with one value per completion, and null for a missing value. If the column holds no rewards, rename it."
                 )
-        wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
+        wrong_row = next((row for row, count in sibling_counts.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
             raise DataError(
-                f"Row {wrong_row} of '{self.path}' has {count_of_row[wrong_row]} completions and {len(column[wrong_row])} values "
+                f"Row {wrong_row} of '{self.path}' has {sibling_counts[wrong_row]} completions and {len(column[wrong_row])} values "
                 f"of '{name}'. Give one value for each completion, and null if a value is missing."
             )
         return wrong_row is None
@@ -391,14 +391,14 @@ class _PlainTable:
         id_column = self.roles["group"]
         prompt_count = len({source.prompt for source in self.sources})
         raw_group_ids = [self.table[id_column][source.row] for source in self.sources]
-        if missing_count := sum(map(cells.is_empty, raw_group_ids)):
+        if empty_id_count := sum(map(cells.is_empty, raw_group_ids)):
             raise DataError(
-                f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
+                f"{empty_id_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
                 "row, or group by prompt with --columns group=PROMPT_COLUMN."
             )
         # A group id may be written as 1 in some rows and as 1.0 in others.
-        whole_ids = (int(x) if isinstance(x, float) and x.is_integer() else x for x in raw_group_ids)
-        group_ids = [str(group_id) for group_id in whole_ids]
+        clean_ids = (int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in raw_group_ids)
+        group_ids = [str(group_id) for group_id in clean_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:
             raise DataError(
                 f"The column '{id_column}' of '{self.path}' has a different value in each of {len(group_ids)} rows, although the "

@@ -42,21 +42,21 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     no_group_note = (
         f"{ungrouped_count} of {len(groups)} samples have no group_index, so samples with the same prompt form a group."
     )
-    rollout_keys = [("sample", n) if rollout is None else rollout for n, rollout in enumerate(samples.values("rollout"))]
+    rollout_keys = [("sample", n) if raw_id is None else raw_id for n, raw_id in enumerate(samples.values("rollout"))]
     group_keys, table_notes = (None, [no_group_note]) if ungrouped_count else (groups, [])
     rollout_table = samples.table("slime", path, tokens, keys=group_keys, rollouts=rollout_keys, notes=table_notes)
     learned_flags = samples.values("learned")
     logp_v = samples.tokens.numbers(schema.LOGP)
-    as_recorded = rollout_table.as_recorded
+    training_record = rollout_table.as_recorded
     if (advantage_v := samples.tokens.numbers("advantages")) is not None:
-        as_recorded = AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
+        training_record = AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         learned_n=None if all(learned_flags) else torch.tensor(learned_flags),
         # Samples are turns only if rollouts are split into samples. A single sample may hold all turns of a rollout.
         rollout_n=rollout_table.rollout_n if rollout_table.has_split_rollouts else None,
-        as_recorded=as_recorded,
+        as_recorded=training_record,
         token_values={} if logp_v is None or np.isnan(logp_v).any() else {schema.LOGP: logp_v},
     )
 
@@ -74,8 +74,8 @@ def _read_responses(files: Sequence[Path], samples: Collected, *, keep_ids: bool
             sample_fields = {name: row[name] for name in ("prompt", "step", "group", "rollout", "learned")}
             samples.append(sample_fields, row["rewards"], row["columns"])
             if keep_ids:  # a dump has advantages only if `spanwise credit --write` added them
-                token_numbers = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
-                samples.tokens.append(row["ids"], row["mask"], token_numbers)
+                per_token = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
+                samples.tokens.append(row["ids"], row["mask"], per_token)
             yield [(row["response"], True)]
         progress.add(file.stat().st_size)
 

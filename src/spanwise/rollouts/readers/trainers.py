@@ -111,16 +111,16 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
         logp_v = None  # log-probabilities are used only if every sampled token has one
     is_first_branch_n = torch.tensor(branches.values("is_first_branch"), dtype=torch.long)
-    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # all branches of a trace get the same rollout number
+    trace_n = is_first_branch_n.cumsum(dim=0) - 1  # all branches of a trace get the same rollout number
     trace_count = int(is_first_branch_n.sum())
-    branched_count = int((rollout_n.bincount() > 1).sum())
+    branched_trace_count = int((trace_n.bincount() > 1).sum())
     branch_note = (
-        f"{branched_count} of {trace_count} traces have several branches. Each branch is one row. If branches share tokens, "
+        f"{branched_trace_count} of {trace_count} traces have several branches. Each branch is one row. If branches share tokens, "
         "only the first branch trains them. A baseline's mean counts all branches of a trace as one completion."
     )
     task_columns = branches.columns.columns
     branches.columns.columns = {name: values for name, values in task_columns.items() if values.count(None) < len(values)}
-    table_notes = [branch_note if branched_count else "", _unanswered_note(episode_errors)]
+    table_notes = [branch_note if branched_trace_count else "", _unanswered_note(episode_errors)]
     rollout_table = branches.table("verifiers", path, tokens, keys=branches.values("key"), notes=table_notes)
     return replace(
         rollout_table,
@@ -128,7 +128,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         token_values={} if logp_v is None else {schema.LOGP: logp_v},
         keyed=all(branches.values("keyed")),
         as_recorded=_recorded_advantages(branches, tokens, has_ids=has_token_ids) or rollout_table.as_recorded,
-        rollout_n=rollout_n if branched_count else None,
+        rollout_n=trace_n if branched_trace_count else None,
     )
 
 
@@ -141,17 +141,17 @@ def _read_branches(
         for row in episode_rows:
             text_parts, token_ids, rewards, columns = (row.pop(name) for name in ("parts", "ids", "rewards", "columns"))
             is_sampled = np.array(row.pop("mask"), np.bool_)
-            numbers = {name: np.array(values) for name, values in row.pop("numbers").items()}
+            per_token = {name: np.array(values) for name, values in row.pop("numbers").items()}
             mean_advantage = math.nan
-            if "advantages" in numbers:
-                numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # tokens without a recorded advantage get 0
-                mean_advantage = numbers["advantages"][is_sampled].mean() if is_sampled.any() else math.nan
-            if "logprobs" in numbers:
-                numbers["logprobs"] = np.where(is_sampled, numbers["logprobs"], np.nan)
+            if "advantages" in per_token:
+                per_token["advantages"] = np.nan_to_num(per_token["advantages"])  # tokens without a recorded advantage get 0
+                mean_advantage = per_token["advantages"][is_sampled].mean() if is_sampled.any() else math.nan
+            if "logprobs" in per_token:
+                per_token["logprobs"] = np.where(is_sampled, per_token["logprobs"], np.nan)
             row |= {"has_ids": bool(token_ids), "mean_advantage": float(mean_advantage)}
             branches.append(row, rewards, columns)
             if keep_ids:
-                branches.tokens.append(token_ids, is_sampled, numbers)
+                branches.tokens.append(token_ids, is_sampled, per_token)
             yield text_parts
 
 

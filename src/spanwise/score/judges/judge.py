@@ -46,7 +46,7 @@ _answered: set[Any] = set()
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    choices, constrain, key = options["choices"], options["constrain"], options["key"]
+    choices, constrain, key_name = options["choices"], options["constrain"], options["key"]
     check_known("setting of the judge's 'constrain' called", constrain, ("schema", "choice", "none"))
     for name, minimum in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
         if name != "max_tokens" or options[name] is not None:
@@ -55,16 +55,16 @@ def _check(options: Mapping[str, Any]) -> None:
         check_number(f"The judge's option '{name}' (seconds)", options[name], above=0.0)
     choice_list = list(choices) if is_number_table(choices) else []
     are_words = all(isinstance(word, str) and word.strip() for word in choice_list)
-    are_distinct = len({str(word).lower() for word in choice_list}) == len(choice_list)
+    has_distinct_words = len({str(word).lower() for word in choice_list}) == len(choice_list)
     refuse(
         {
-            "The judge's 'key' must name an environment variable. Name one, or remove 'key'.": not isinstance(key, str),
+            "The judge's 'key' must name an environment variable. Name one, or remove 'key'.": not isinstance(key_name, str),
             "The reward 'judge' has no model. Write options: {model: NAME, base_url: URL}, with the model's name on the server.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
             f"The judge's choices are {choice_list}. Write words that differ from each other. Put yes and no in quotes, because "
-            "YAML reads bare words like these as true and false.": not (are_words and are_distinct),
+            "YAML reads bare words like these as true and false.": not (are_words and has_distinct_words),
             "With 'constrain: choice', the judge can reply only with a choice, but 'locate' also asks the judge to name a block. "
             "Remove one of the two options.": (options["locate"] and constrain == "choice"),
         }
@@ -208,14 +208,14 @@ async def ask_judge(
     result_by_index = dict[int, CallResult]()
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, questions in questions_by_index.items():
-        results = [(question.criterion, result_by_name[question.name]) for question in questions]
+        verdicts = [(question.criterion, result_by_name[question.name]) for question in questions]
         if locate:  # an unreadable reply is an error for every block
             judged_part = block or WHOLE
-            results = [(entry, result) for entry, result in results if result.error or result.value.block == judged_part]
-        result_by_index[n] = _sum(results)
+            verdicts = [(entry, result) for entry, result in verdicts if result.error or result.value.block == judged_part]
+        result_by_index[n] = _sum(verdicts)
         for question in questions:  # a question that several completions share is charged once
-            for measure, cost in costs_by_name.pop(question.name, {}).items():
-                costs_nc[n, MEASURES.index(measure)] += cost
+            for measure_name, cost in costs_by_name.pop(question.name, {}).items():
+                costs_nc[n, MEASURES.index(measure_name)] += cost
     return reward_of(result_by_index, len(text), measured=costs_nc.tolist())
 
 
@@ -284,8 +284,8 @@ class _RequestForm:
                 raise  # the server may refuse one question only, such as an overlong one
             advice = f"Set {error.param}: null to leave it out" if is_unsupported else "Check model, base_url and key"
             server_message = error.body.get("message") if isinstance(error.body, Mapping) else None
-            refusal_text = f"{server_message or error.message}"[:300].rstrip(".")
-            raise RewardError(f"The judge '{self.model}' at {server_name} refuses: {refusal_text}. {advice}.") from error
+            error_text = f"{server_message or error.message}"[:300].rstrip(".")
+            raise RewardError(f"The judge '{self.model}' at {server_name} refuses: {error_text}. {advice}.") from error
         except openai.APITimeoutError as error:
             raise TimeoutError from error
         except openai.APIConnectionError as error:

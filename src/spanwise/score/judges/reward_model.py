@@ -221,21 +221,21 @@ class _RewardModel:
         for token in self.control_tokens:
             text_pieces = [piece.replace(token, as_plain_text(token)) for piece in text_pieces]
         if tokenizer.chat_template is not None:
-            turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
-            answer_turns = [] if has_steps else [{"role": "assistant", "content": text_pieces[0]}]
-            encoding = tokenizer.apply_chat_template(turns + answer_turns, add_generation_prompt=has_steps, return_dict=True)
+            messages = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
+            replies = [] if has_steps else [{"role": "assistant", "content": text_pieces[0]}]
+            encoding = tokenizer.apply_chat_template(messages + replies, add_generation_prompt=has_steps, return_dict=True)
         elif tokenizer.sep_token is not None and not has_steps:
             encoding = tokenizer(question, text_pieces[0])
             token_type_ids = encoding.get("token_type_ids", ())
         else:
             encoding = tokenizer(question if has_steps else question + text_pieces[0])
-        row_ids = list(encoding["input_ids"])
+        ids = list(encoding["input_ids"])
         marker_positions = []
         for piece in text_pieces if has_steps else ():
             # Encode each step apart from the marker (the text after each step), so that no token spans step and marker.
-            row_ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
-            marker_positions.append(len(row_ids) - 1)
-        return _Row(tuple(row_ids), tuple(token_type_ids), tuple(marker_positions))
+            ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
+            marker_positions.append(len(ids) - 1)
+        return _Row(tuple(ids), tuple(token_type_ids), tuple(marker_positions))
 
     def read(self, rows: Sequence[_Row], batch_size: int) -> None:
         """Run the reward model on inputs that it has not read yet. Remember their numbers."""
@@ -255,9 +255,9 @@ class _RewardModel:
         model_inputs["attention_mask"] = [[1] * len(ids) for ids in model_inputs["input_ids"]]
         if rows[0].types:
             model_inputs["token_type_ids"] = [row.types for row in rows]
-        for name, lists in model_inputs.items():
+        for name, column in model_inputs.items():
             padding_value = (self.model.config.pad_token_id or 0) if name == "input_ids" else 0
-            padded_table = pad_sequence([torch.tensor(ids) for ids in lists], batch_first=True, padding_value=padding_value)
+            padded_table = pad_sequence([torch.tensor(ids) for ids in column], batch_first=True, padding_value=padding_value)
             model_inputs[name] = padded_table.to(self.model.device)
         for row, logits in zip(rows, self.model(**model_inputs)[0], strict=True):
             logits_pc = (logits[list(row.places)] if row.places else logits[None])[:, self.outputs].double().cpu()
@@ -279,7 +279,7 @@ def _outputs(
             token_count = len(token_ids)
             if token_count != 1:
                 raise RecipeError(f"The reward model's choice {word!r} has {token_count} tokens. Choose a single token.")
-        return [id for (id,) in ids_by_word.values()], torch.tensor([number for _, number in choices], dtype=torch.float64)
+        return [id for (id,) in ids_by_word.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
         refuse({f"The reward model '{name}' gives one number, so it needs no label. Remove 'label'.": label is not None})

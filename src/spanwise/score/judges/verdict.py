@@ -82,20 +82,20 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pattern[str]) -> tuple[set[str], Any, Any]:
     """Read from a judge's reply the choices, the reason, and the part of the answer that the verdict is about."""
-    choice_of = {_plain(choice): choice for choice in choices}
+    choice_by_word = {_plain(choice): choice for choice in choices}
     json_values = [json_value(content[brace.start() :], within=True, decoder=_JSON) for brace in _OBJECT.finditer(content)]
     # Do not read a verdict from a JSON object that breaks off in the judge's reply.
-    if json_values or _plain(content) in choice_of:
+    if json_values or _plain(content) in choice_by_word:
         replies = [value for value in json_values if value is not MISSING and "verdict" in value] or [{"verdict": content}]
         reply = {key: field for key, field in replies[-1].items() if isinstance(field, str)}
         verdicts = {_plain(reply_object["verdict"]) for reply_object in replies}
-        return {choice_of[word] for word in verdicts if word in choice_of}, reply.get("reason"), reply.get("part")
+        return {choice_by_word[word] for word in verdicts if word in choice_by_word}, reply.get("reason"), reply.get("part")
     prose = _LIST_NUMBER.sub("", content) if len(_LIST_NUMBER.findall(content)) > 1 else content
     words_by_line = [words for line in prose.splitlines() if (words := word_pattern.findall(line))]
     # A judge may begin with its choice, or end with it.
-    first_word = re.match(rf"{_LABEL}({word_pattern.pattern})(?! ?\w)", prose, re.IGNORECASE)
-    choice_words = {*(words_by_line or [[]])[-1], *([first_word[1]] if first_word else [])}
-    return {choice_of[_plain(word)] for word in choice_words}, content.strip(), None
+    word_match = re.match(rf"{_LABEL}({word_pattern.pattern})(?! ?\w)", prose, re.IGNORECASE)
+    choice_words = {*(words_by_line or [[]])[-1], *([word_match[1]] if word_match else [])}
+    return {choice_by_word[_plain(word)] for word in choice_words}, content.strip(), None
 
 
 def _plain(word: Any) -> str:
@@ -127,6 +127,6 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
             probability_by_choice[begun_choices[0] if len(begun_choices) == 1 else ""] += probability
     known_probability = sum(probability_by_choice[word] for word in choices)
     if known_probability <= 100.0 * probability_by_choice[""]:
-        ambiguous_fault = "the likeliest tokens begin several choices; write choices with different first tokens"
-        raise UnreadableReplyError(ambiguous_fault if probability_by_choice[""] else "the likeliest tokens begin no choice")
+        ambiguity_fault = "the likeliest tokens begin several choices; write choices with different first tokens"
+        raise UnreadableReplyError(ambiguity_fault if probability_by_choice[""] else "the likeliest tokens begin no choice")
     return sum(probability_by_choice[word] * choice_number for word, choice_number in choices.items()) / known_probability
