@@ -109,6 +109,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
+    # Task, model and data.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts", "own"] = (
         "digits"
     )
@@ -124,6 +125,7 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
+    # Rule of credit.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -138,6 +140,7 @@ class Recipe(BaseModel):
     options: dict[str, Any] = Field(default_factory=dict)
     refine: str | dict[str, Any] | None = None
 
+    # Training loop.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -153,6 +156,7 @@ class Recipe(BaseModel):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     trainer: dict[str, Any] = Field(default_factory=dict)
 
+    # Evaluation and files.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)

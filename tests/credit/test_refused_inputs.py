@@ -166,7 +166,7 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
         (AlignmentError, "reward_s", lambda: step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)),
         (AlignmentError, "group_s", lambda: credit.gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)),
         (AlignmentError, "5 anchor states", lambda: credit.gigpo(*WORKED[:4], STATE[:5])),
-        (AlignmentError, "Trajectory 1", lambda: credit.gagpo(*CROSSED)),
+        (AlignmentError, "The trajectory id 1 occurs with prompt 0 and with prompt 3", lambda: credit.gagpo(*CROSSED)),
         (RecipeError, "row 1 is of type list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
         (RecipeError, "row 1 is of type tuple", lambda: anchor_groups(TASK, ["a", ("b", ["key"]), "c", "d", "e", "f"])),
         (RecipeError, "is 0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),

@@ -137,7 +137,7 @@ def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):
 def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):
     """Four steps on batches of two steps are two batches."""
     options = {"max_steps": 4, "per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 1}
-    with pytest.raises(RecipeError, match="enter the credit after 2 generation batches, but the run has only 2"):
+    with pytest.raises(RecipeError, match="be mixed in after 2 generation batches, but the run has only 2"):
         run_with(tmp_path / "two", laser(mix=MIX, self_rewarding_warmup=2), **options).train()
     run_with(tmp_path / "one", laser(mix=MIX, self_rewarding_warmup=1), **options).train()
 
