@@ -32,11 +32,14 @@ for module in pkgutil.iter_modules(credit.__path__):  # every file of the room, 
     importlib.import_module(f"spanwise.credit.{module.name}")
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
+#: `make test` draws a third of the examples of `make test-long`.
+thirds_of_examples = pytest.mark.parametrize("thirds", [1, pytest.param(3, marks=pytest.mark.long)])
 
 
+@thirds_of_examples
 @pytest.mark.parametrize("name", NAMES)
-def test_method(name):
-    check_estimator(name, examples=15)
+def test_method(name, thirds):
+    check_estimator(name, examples=6 * thirds)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +113,14 @@ SEGMENTERS_OF = {
 }  # fmt: skip
 
 
+@thirds_of_examples
 @pytest.mark.parametrize("name", SEGMENTERS_OF)
-def test_segmenters(name):
+def test_segmenters(name, thirds):
     layout, signs, exceptions = SEGMENTERS_OF[name]
     tags = ("answer", "confidence") if name.startswith("tags") else ()
     vocabulary = small_vocabulary(signs=signs)
     segmenter = partial(find_blocks, layout=layout, vocabulary=vocabulary)
-    options = {"tags": tags, "signs": signs, "exceptions": exceptions, "examples": 20 if tags else 12}
+    options = {"tags": tags, "signs": signs, "exceptions": exceptions, "examples": (7 if tags else 4) * thirds}
     check_segmenter(segmenter, vocabulary=vocabulary, **options)
 
 
@@ -141,9 +145,10 @@ REWARDS = {
 }
 
 
+@thirds_of_examples
 @pytest.mark.parametrize("reward", REWARDS)
-def test_reward(reward):
-    check_reward(reward, processes=reward == "brier", examples=25, **REWARDS[reward])
+def test_reward(reward, thirds):
+    check_reward(reward, processes=reward == "brier", examples=9 * thirds, **REWARDS[reward])
 
 
 def test_unknown_names_are_sentences():
