@@ -37,7 +37,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Maps rewards to two masks: groups of equal rewards, groups of two or more. The baseline `batch` has one group."""
+        """Maps rewards to two masks of groups: rewards are equal, two or more exist. The baseline `batch` has one group."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n = group_index(self.group_n).cpu()
@@ -81,13 +81,13 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """For each objective, return the share of rewards for which the comparison ignores an outcome in `given`."""
+    """For each objective, return the share of rewards that are compared without regard to some outcome in `given`."""
     multi_outcome_names = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in multi_outcome_names}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """For each compared reward, return the share of groups with equal rewards; groups of one reward do not count."""
+    """Return each reward's share of groups with equal rewards, leaving out groups with only one reward."""
     return {name: float(is_same_g[has_peer_g].double().mean()) for name, (is_same_g, has_peer_g) in batch.agreement.items()}
 
 

@@ -101,7 +101,7 @@ _MOST = 60  # the largest number of names that an error message lists
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence in `faults` that applies. `faults` maps sentences to whether they apply."""
+    """Raise an error for the first fault that applies. `faults` maps error messages to whether they apply."""
     for sentence, fault_applies in faults.items():
         if fault_applies:
             raise error(sentence)

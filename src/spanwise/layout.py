@@ -24,7 +24,7 @@ class Part:
     segmenter: str  # The name of the segmenter that finds the part, such as `tags`.
     mark: str  # The tag, path or pattern in the layout, without the name of a segmenter.
     key: str  # The name under which `BlockText` holds the part's text.
-    index: int | None = None  # The number of the match of `mark`, counted from 0; None: every match.
+    index: int | None = None  # Which match of `mark` the part is, counted from 0; None: every match.
 
 
 @dataclass(frozen=True, init=False)
@@ -87,12 +87,12 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all blocks, such as the texts of tags, in the order of the layout."""
+        """The parts of all blocks, such as tags or JSON fields, in the order of the layout."""
         parts: list[Part] = []
         for block_index, (name, marks, repeat_index) in enumerate(self._single):
             for written_mark in marks:  # a mark such as `json:price` begins with a segmenter's name
                 segmenter, colon, mark = written_mark.partition(":")
-                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # `steps: 5` has a space, so it is a pattern
+                is_pattern = self.segmenter != "tags" and mark[:1] == " "  # `steps: 5`, with a space, is a pattern
                 if not colon or is_pattern or not is_registered(segmenter, kind="segmenter"):
                     segmenter, mark = self.segmenter, written_mark
                 part_key = mark or name
@@ -109,7 +109,7 @@ class Layout:
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Maps each block's name to the keys, such as tags, under which `BlockText` holds the block's texts."""
+        """Maps each block's name to the keys of its texts in `BlockText`, such as tags."""
         return {name: tuple(part.key for part in self.parts if part.block == index) for index, name in enumerate(self.names)}
 
     @cached_property
@@ -199,7 +199,7 @@ class Layout:
                 f"'{self.parts[0].segmenter}'. Leave prefilled out, or use the segmenter tags, delimiters or channels."
             )
         for segmenter in self.segmenters:
-            # Build each segmenter only to raise its error for marks (tags, paths, ...) that cannot work.
+            # Building a segmenter raises an error for marks (tags, paths, ...) that cannot work.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 

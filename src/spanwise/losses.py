@@ -297,7 +297,7 @@ def categorical_value_loss(
             f"mask_nt has shape {tuple(mask_nt.shape)}, but logits_ntb has shape {tuple(logits_ntb.shape)}."
         )
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
-    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # masked targets are 0, maybe outside `value_range`
+    target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)  # masked targets (0) may lie outside `value_range`
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
     bin_logit_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
     target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)

@@ -34,13 +34,13 @@ class Metric:
     """A logged number. A placeholder in its name, such as `<block>`, stands for each block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # Computes the metric by block or objective.
+    of: Callable[[Any], Mapping[str, float]] | None = None  # Computes the metric for each block or objective.
     lasting: Alarm | None = None  # Warns if the metric is beyond the alarm's threshold in several training batches in a row.
     overall: Alarm | None = None  # Warns if a run's mean is beyond the alarm's threshold, unless `lasting` has warned.
     at_end: Alarm | None = None  # Warns if the mean over a run's last batches is beyond the alarm's threshold.
 
     def part(self, key: str) -> str | None:
-        """Return the block or objective that replaces the placeholder in a logged key. Keys of other metrics give None."""
+        """Return the block or objective that a logged key names, or None if the key belongs to another metric."""
         key_match = self._shape.fullmatch(key)
         return None if key_match is None else next(iter(key_match.groups("")), "")
 

@@ -162,7 +162,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Import the class that runs a mode inside an engine. Return None if there is none."""
+    """Import the class that runs a mode (optional feature) inside an engine. Return None if there is none."""
     if engine not in mode.parts:
         return None
     module_name, _, class_name = mode.parts[engine].partition(":")

@@ -205,7 +205,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, but must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # `modes` and `refinement` raise an error for a wrong section of the recipe
+        _ = self.modes, self.refinement  # reading `modes` and `refinement` checks the recipe's sections
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -268,7 +268,7 @@ class Recipe(BaseModel):
 
     @property
     def answer_tags(self) -> dict[str, str]:
-        """The tags that hold the answer and the confidence, as the objectives name them."""
+        """The tags that hold the answer and the confidence. Objectives name the tags in their option `tag`."""
         tag_by_role = {"answer": "answer", "confidence": "confidence"}
         role_of_reward = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for objective_entry in self.objectives or ():
@@ -497,7 +497,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
         for path, function in function_by_path.items():
-            if function == objective.reward:  # write a function's path as the recipe writes it
+            if function == objective.reward:  # write the function as its path in the recipe
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 

@@ -28,7 +28,7 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
-_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # maps a folder to its modules whose names other folders use, too
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}  # by folder: modules with the name of another folder's module
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -129,7 +129,7 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # import_module would return the user's file with the same name
+                del sys.modules[module_name]  # otherwise import_module returns the user's file of the same name
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
@@ -193,7 +193,7 @@ def _is_installed(module: str) -> bool:
     if loaded_module is not None:
         return loaded_module not in _FILES.values()
     package_spec = find_spec(package_name)
-    # A folder without __init__.py counts as a package only if the name goes on with a submodule.
+    # A folder without __init__.py counts as a package only if `module` names a module inside it.
     return (package_spec is not None and (package_spec.origin is not None or bool(submodule_name))) or (
         bool(submodule_name) and (Path.cwd() / package_name).is_dir()
     )
@@ -229,7 +229,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _hide_namesakes(folder: Path) -> Iterator[None]:
-    """During the `with` block, hide other folders' modules that share a name with a module in `folder`."""
+    """During the `with` block, hide modules of other folders if `folder` has a module of the same name."""
     folder = folder.resolve()
     user_files = [Path(module.__file__ or ".") for module in _FILES.values()]
     other_folders = {file.parent.resolve() for file in user_files} - {folder}

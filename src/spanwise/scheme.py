@@ -27,7 +27,7 @@ _OTHER_NAMES = {"gae_lambda_policy": "lam"}  # NeMo-RL's name of the option `lam
 
 @dataclass(frozen=True)
 class Scheme:
-    """The complete rule of credit: blocks, rewards, comparisons of completions, and shares of tokens.
+    """The complete rule of credit: blocks, rewards, how completions are compared, and how tokens share credit.
 
     Attributes:
         method: name of a registered method.
@@ -172,7 +172,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes that baselines may use, without those that are objectives' rewards. Order: `Scores.outcome_names`."""
+        """The outcomes that baselines may use, except rewards of objectives. Order: `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 

@@ -43,7 +43,7 @@ _OF_WHOLE_BATCHES = ("/unanimous", "/no_signal", "/dead_strata")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a distributed training, which hold equally many completions."""
+    """The processes of a distributed training run. Each holds the same number of completions."""
 
     rank: int  # The number of this process.
     gather: Callable[[Any], list[Any]]  # Called by all processes at once; returns all arguments in rank order.
@@ -151,7 +151,7 @@ def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBa
     if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return read_batch
     local_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    # Block numbers are sent plus 1, because 0 means padding.
+    # Add 1 to block numbers, because `_stack` pads with 0.
     tokens_of_ranks = ranks.gather((read_batch.spans.block_nt + 1, local_tensors))
     blocks_of_ranks, tensors_of_ranks = zip(*tokens_of_ranks, strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
@@ -229,7 +229,7 @@ def _paid_by_turn(scheme: Scheme) -> list[Objective]:
 
 
 def check_turn_rewards(scheme: Scheme, columns: Mapping[str, Any], turn_count_n: Sequence[int], *, advice: str) -> None:
-    """If turns get their own rewards, refuse a completion of several turns with only one environment reward."""
+    """Refuse one environment reward for a completion of several turns, if each turn needs a reward of its own."""
     environment_objectives = (objective for objective in _paid_by_turn(scheme) if objective.reward == "environment")
     for name in {objective.options.get("column", "environment") for objective in environment_objectives} & columns.keys():
         for n, turn_count in enumerate(turn_count_n):
@@ -279,11 +279,11 @@ class BatchCredit(NamedTuple):
 class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    own: ReadBatch  # The rows of this process. If rows are turns, `own.put` joins their tables to one row per completion.
+    own: ReadBatch  # The rows of this process. If rows are turns, `own.put` copies their values into one row per completion.
     advantages_nt: Float[Tensor, "n t"]  # The advantage of each token of each row.
     spans: Spans  # The blocks of each row; a row that the trainer left out has none.
     credit: Credit  # The credit of this process's rows; counts such as `members_nm` include the rows of all processes.
-    metrics: dict[str, float]  # The metrics over all processes' rows.
+    metrics: dict[str, float]  # The batch's metrics, computed from the rows of all processes.
     warnings: list[str]  # The warnings that no earlier batch had.
     credits: Credit  # The credit of all processes' rows.
 

@@ -100,11 +100,11 @@ class Fault(IntFlag):
     MISSING = 1  # A part of the layout is missing: its tag never opens, or its JSON path has no value.
     DUPLICATE = 2  # A tag opens twice in its block, or a JSON object has a key twice.
     ORDER = 4  # The tags do not stand in the layout's order.
-    NESTED = 8  # A part opens inside another part, or another part's closing mark ends it.
-    TRUNCATED = 16  # A part opens but never closes.
+    NESTED = 8  # A part, such as a tag, opens inside another part, or another part's closing mark ends it.
+    TRUNCATED = 16  # A part, such as a tag, opens but never closes.
     EMPTY = 32  # The completion has no trainable token.
     MORE = 64  # The completion repeats a block more often than the layout allows.
-    STRADDLED = 128  # A part has no token of its own, because it lies inside an earlier token.
+    STRADDLED = 128  # A part, such as a tag, has no token of its own, because it lies inside an earlier token.
 
 
 class Zero(IntEnum):
@@ -269,19 +269,19 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """What each advantage `(reward - baseline) / divisor` was computed from, and which rewards were compared."""
+    """The numbers behind each advantage `(reward - baseline) / divisor`, and which rewards were compared."""
 
-    worth_nm: Float[Tensor, "n m"]  # The float64 reward, else `if_missing`; NaN if there is neither.
+    worth_nm: Float[Tensor, "n m"]  # The float64 reward, or `if_missing` if the reward is missing; NaN if both are missing.
     #: The float64 baseline that is subtracted from the reward (`worth_nm`); NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
-    #: What `worth_nm - baseline_nm` is divided by (float64): 1 for no division, NaN without a baseline.
+    #: The float64 divisor of `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # The number of the set in which the reward is compared; -1: in no set.
-    level_nm: Int[Tensor, "n m"]  # How many of the last outcomes in `Objective.given` the comparison ignores.
+    level_nm: Int[Tensor, "n m"]  # How many outcomes the comparison ignores, counted from the end of `Objective.given`.
     members_nm: Int[Tensor, "n m"]  # How many rewards are compared; `if_missing` is not counted.
     averaged_nm: Int[Tensor, "n m"]  # How many rewards the baseline averages; 0 if it is not a plain mean.
     reason_nm: Int[Tensor, "n m"]  # Why the advantage is 0 (a `Zero`); `Zero.CREDITED` for any other advantage.
-    about_nm: Int[Tensor, "n m"]  # The number of the objective that `reason_nm` concerns; -1: all objectives.
+    about_nm: Int[Tensor, "n m"]  # The number of the objective that the reason is about; -1: all objectives.
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
         """Take this comparison's entries where the mask is true, and elsewhere those of `other`."""

@@ -36,11 +36,11 @@ class Count:
     """How many tokens and completions have the same reason (`Zero`) for their credit."""
 
     reason: Zero
-    objective: str  # the objective that the reason concerns; empty if there is none
+    objective: str  # the objective that `reason` is about; empty if there is none
     tokens: int
     completions: int  # How many completions have the reason in `Zeros.key_n`.
     rows: tuple[int, ...] = ()  # A few completions with the reason, or if there are none, with tokens that have it.
-    has_more_rows: bool = False  # Whether `rows` leaves out completions with the reason.
+    has_more_rows: bool = False  # Whether more completions than those in `rows` have the reason.
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def tally_zeros(
             "give one entry to each token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # tokens without a block (-1) count as UNPAID below
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)]  # tokens without a block (-1) get UNPAID below
     reason_key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for has_reason_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

@@ -258,7 +258,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     reward_by_outcome_nm2 = scores.by_outcome_nmo.clone()
     judged_columns = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_columns[m] is None:  # no outcome (such as right or wrong) determines this reward
+        if judged_columns[m] is None:  # the reward does not depend on an outcome, such as right or wrong
             reward_by_outcome_nm2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -279,7 +279,7 @@ def _run_over_streams(
     run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
     """Run a method once per value that the critic predicts, and add up the weighted advantages."""
-    credit_sum = torch.zeros((), device=stop_n.device)  # a 0-d tensor does not change the dtype of the sum
+    credit_sum = torch.zeros((), device=stop_n.device)  # adding to a 0-d tensor keeps the dtype of the advantages
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
         weighted_advantage_nt = streams.weight_s[s] * advantage_nt
@@ -401,7 +401,7 @@ def explain_sum(
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_reward_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    # If a completion lacks several rewards, report the missing reward whose reason comes first in the enum `Zero`.
+    # If a completion lacks several rewards, report the one whose reason comes first in the enum `Zero`.
     missing_objective_index_n = missing_reason_nm.where(is_reward_missing_nm, len(Zero)).argmin(dim=1)
     # GDPO adds up the advantages of single rewards, so it may credit a completion that lacks one of them.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))

@@ -144,7 +144,7 @@ def advantage(
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)
     groupings: list[tuple[Tensor, int]] = []  # group ids, and how many outcomes compared completions must share
     if baseline == "none":
-        check_rewards(reward_n)  # with a baseline, `moments` checks the rewards
+        check_rewards(reward_n)  # all baselines but `none` check the rewards in `moments`
         advantage_n = worth_n.nan_to_num(nan=0.0)
         zeros_n = torch.zeros_like(worth_n)
         is_uncompared_n = torch.zeros_like(lacks_reward_n)
@@ -163,13 +163,13 @@ def advantage(
         outcome_counts_to_try = reversed(range(outcome_count + 1)) if has_back_off else [outcome_count]
         groupings = [(whole_batch_group_n if baseline == "batch" else group_n, count) for count in outcome_counts_to_try]
     last_level = len(groupings) - 1
-    # If no reward with the same outcomes can be compared with an `if_missing` reward, try the group, and then the batch.
+    # If an `if_missing` reward has no reward with the same outcomes to compare with, try the group, and then the batch.
     groupings += [(group_n, 0), (whole_batch_group_n, 0)]
     for level, (grouping_n, used_outcome_count) in enumerate(groupings):
         if merged_result is not None and not bool(is_uncompared_n.any()):
             break
         stratum_n = refine(grouping_n, outcome_no[:, :used_outcome_count])
-        # The strata (compared sets) of different groupings may have equal numbers, so add an offset for each grouping.
+        # Two groupings may give the same number to different strata (compared sets), so add an offset for each grouping.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
         level_result = compare_in_strata(reward_n, stratum_n, **comparison_options)
         if 0 < level <= last_level:
@@ -326,7 +326,7 @@ def _estimate_for_outcome(
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
     count_of_others_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    # Start from the reward: if all rewards of a prompt are equal, the deviation is exactly 0, so the mean is exact.
+    # Start from the reward. The mean is then exact if all rewards of a prompt are equal, because the deviation is 0.
     reward_or_mean_n = torch.where(prompt_stats.member_n, reward_above_lowest_n, prompt_stats.mean_n())
     prompt_mean_n = reward_or_mean_n - prompt_stats.deviation_n * prompt_stats.count_n() / count_of_others_n.clamp(min=1.0)
     prompt_mean_n = torch.where(count_of_others_n > 0, prompt_mean_n, torch.nan)
@@ -356,13 +356,13 @@ def _estimate_for_outcome(
 
 
 def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate a completion's reward, and the variance, from what others of its prompt would get if they had its outcome."""
+    """Estimate rewards, and the variance, from what completions of the same prompt would get with the same outcome."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for prompts without rewards
     has_gap_s = ~prompt_gap_s.isnan()
     count_of_others_s = has_gap_s.sum() - has_gap_s.double()
-    # Average the gap between actual and counterfactual rewards over the other prompts only.
+    # Average the actual minus the counterfactual mean reward over the other prompts only.
     mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / count_of_others_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
@@ -375,7 +375,7 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
 def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """For each stratum, estimate the variance between the means of the P other strata, without sampling noise. NaN if P < 2.
+    """For each stratum, estimate how much the means of the P other strata vary, without sampling noise. NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

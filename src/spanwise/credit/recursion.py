@@ -86,7 +86,7 @@ def lambda_advantage(
 
 
 def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of completions and tokens that fit into the processor's cache, the last tokens first."""
+    """Yield slices (rows, tokens) of pieces that fit into the processor's cache, the last tokens of a row first."""
     tile_height = max(1, min(completions, _ROWS))
     tile_width = max(_BLOCK // tile_height, 32)
     for first_row_index in range(0, completions, tile_height):
@@ -101,7 +101,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     factor_by_token = factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_by_token))):
         carry_by_token[t].addcmul_(factor_by_token[t], carry_by_token[t + 1])
-    next_carry_n.copy_(carry_by_token[0])  # the next call, for the tokens further left, continues from `carry_rows[0]`
+    next_carry_n.copy_(carry_by_token[0])  # the next call, for the tokens further left, continues from `next_carry_n`
     return term.copy_(carry_tn[1:].t())
 
 

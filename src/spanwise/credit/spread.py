@@ -33,7 +33,7 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 def lacks_all(
     left_out_nm: Bool[Tensor, "n m"], objectives: Sequence[Objective], present_nk: Bool[Tensor, "n k"]
 ) -> Bool[Tensor, " n"]:
-    """Mark completions that contain no rewarded block (`present_nk`) and left out a reward with a weight other than 0."""
+    """Mark completions without any rewarded block (`present_nk`) that left out a reward with a weight other than 0."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=left_out_nm.device)
     return (left_out_nm & has_weight_m).any(dim=1) & ~present_nk.any(dim=1)
 
@@ -83,7 +83,7 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Token rewards, one table per value that a critic predicts. GAE or SAE runs on each table."""
+    """For each value that a critic predicts, a table of token rewards on which GAE or SAE runs."""
 
     names: tuple[str, ...]  # The names of the values that the critic predicts.
     reward_snt: Float[Tensor, "s n t"]  # The reward of each token; 0 nearly everywhere.
@@ -107,7 +107,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a critic's values with a last axis over the names in `names`. Refuse any other shape."""
+        """Return a critic's values with one entry per name in `names` on the last axis, and refuse any other shape."""
         unit_noun = "completion" if what.endswith("_n") else "token"
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(

@@ -252,11 +252,11 @@ class Moments:
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """Look up each completion in a table of strata, such as the means. Completions without a stratum get `nowhere`."""
+        """Return the entry of each completion's stratum in a table, such as the means, or `nowhere` without a stratum."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
-        """For each stratum, return the pooled variance inside all other strata."""
+        """For each stratum, pool the variances inside all other strata."""
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         degrees_of_freedom_of_others_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         square_sum_of_others_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
@@ -391,7 +391,7 @@ centred = explains(compare_in_strata)
 def _compare_rollouts(
     value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare the turns of each stratum, where a rollout counts once, and return rollout counts, means and advantages."""
+    """Compare turns so that a rollout counts once in its stratum, and return rollout counts, means and advantages."""
     # Merge a rollout's turns in the same stratum into one entry with their mean reward.
     rollout_moments = moments(value_n, refine(stratum_n, group_index(rollout_n).double()).where(stratum_n >= 0, -1))
     rollout_stratum_j = torch.full_like(rollout_moments.count_s, -1, dtype=torch.long)

@@ -30,7 +30,7 @@ def _same(name: str, old: Any, new: Any) -> bool:
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop reward options that cannot change a verdict, such as the address of a judge model, from the settings."""
+    """Return the settings without reward options that cannot change a verdict, such as the address of a judge model."""
     objectives = settings.get("objectives")
     if not isinstance(objectives, list):
         return dict(settings)

@@ -54,7 +54,7 @@ def outcome_advantages(
     method_options = dict(spanwise_section.get("options") or {})
     method(name).check_options(method_options)
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Compare rows with real ids, and trained rows that precede the last real id. All remaining rows are padding.
+    # A row with a padding id is padding, unless it is trained and comes before a row without a padding id.
     rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)

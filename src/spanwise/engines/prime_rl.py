@@ -52,7 +52,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
-    """Return each rollout's token advantages, multiplied by `tokens`, the usual number of tokens of a rollout."""
+    """Return each rollout's token advantages times `tokens`, the usual number of tokens of a rollout."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     reward_columns = columns_of([_reward_inputs(trace, run.tokenizer) for trace in traces])
     trajectories = [

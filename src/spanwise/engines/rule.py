@@ -93,7 +93,7 @@ def check_rule(
 
 
 def compares_groups(scheme: Scheme) -> bool:
-    """Return whether the method standardises over the batch, so that other groups change the credit of a group."""
+    """Return whether other groups change a group's credit, because the method standardises over the batch."""
     return "split" in scheme.entry.exceptions and {**scheme.entry.options, **scheme.options}.get("whiten", True)
 
 

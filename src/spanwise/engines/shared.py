@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return an error message, with True if `engine` does not average the loss's KL term over each completion's tokens."""
+    """Map an error message to True if `engine` does not average the loss's KL term over each completion's tokens."""
     error_sentence = (
         f"beta is {beta}, so the loss has a KL term. spanwise needs the mean of the KL over the tokens of each completion. "
         f"With loss_type '{loss_type}', {engine} averages the KL in another way. Set loss_type to "

@@ -153,7 +153,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Convert values to float32, in the container type of `numbers`."""
+    """Convert values to float32, in a container of the same type as `numbers`."""
     float_array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(float_array)

@@ -1,4 +1,4 @@
-"""Train with TRL and Unsloth: move each advantage to the column of its token in Unsloth's loss.
+"""Train with TRL and Unsloth: move each advantage to the column that its token has in Unsloth's loss.
 
 Unsloth rewrites TRL's `GRPOTrainer`. Its loss moves the padding of each row to the end, so completions start in different columns.
 """
@@ -32,7 +32,7 @@ _CANARY = f"Use unsloth 2026.10.9. {_INSTEAD}"
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
     """Move the value of each token to its column in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
-        return value_bt  # with images or videos, Unsloth's loss moves no token to another column
+        return value_bt  # with images or videos, Unsloth's loss leaves all tokens in place
     prompt_ids_bp = inputs["prompt_ids"]
     ids_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1)
     padding_last_order_bl = (ids_bl == pad_id).to(torch.uint8).argsort(dim=1, stable=True)
@@ -149,7 +149,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
             expected_gradient_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
-            self._canary_due = not bool(expected_gradient_bu.any())  # a gradient of 0 would test nothing
+            self._canary_due = not bool(expected_gradient_bu.any())  # if the gradient is 0 everywhere, check the next one
             gradient_bu = saved_tensors[0] if saved_tensors else None
             check_gradient(gradient_bu, expected_gradient_bu, exact=inputs.get("old_per_token_logps") is None)
         return loss

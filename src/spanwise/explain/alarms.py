@@ -11,7 +11,7 @@ from spanwise.credit_metrics import CREDIT
 from spanwise.metric import Alarm, metrics_in
 from spanwise.registry import registered
 
-#: The names of calibration figures.
+#: The names of the metrics of calibration.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 OF_SCORE = "laser_"  # Metrics of the self-rewarding score have this prefix.
 OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this prefix.
@@ -55,7 +55,7 @@ EVALUATION = (
     (f"{OF_SCORE}sharpness", Alarm("below", 1e-4, "every completion has the same score", _OUT_OF_REACH, hollow=_SCORED)),
 )  # fmt: skip
 
-#: Maps the sentence of each evaluation alarm to the figure that the alarm watches.
+#: Maps the warning sentence of each evaluation alarm to the metric that the alarm watches.
 SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALUATION}
 #: Maps the sentence of each evaluation alarm to the usual cause of the alarm.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
@@ -141,7 +141,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each training metric with an alarming value in consecutive batches, on average or at the end."""
+    """Return warnings for training metrics with alarming values: in consecutive batches, on average, or at the end."""
     sentence_of_metric = habits(batches)
     for metric_key, name, alarm in _find_watched(batches, "overall"):
         shares = values_of(batches, metric_key)

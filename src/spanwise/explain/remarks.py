@@ -94,8 +94,7 @@ class Watch:
         new_warning_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
         absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
-        # Do not warn again when the batch's metrics show the same problem. A different share of absent rewards may be a new
-        # problem.
+        # If the batch's metrics show the same problem, do not warn again, unless the share of absent rewards has changed.
         for warning_kind, _, name in (key.partition("/") for key in new_warning_keys):
             if warning_kind == "tags":
                 self._given_keys.add("credit/malformed")
@@ -107,7 +106,7 @@ class Watch:
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_turns(self, reading: Reading, worth_sm: Float[Tensor, "s m"], trajectory_s: Int[Tensor, " s"]) -> list[str]:
-        """Warn if the turn that sets a rollout's reward (`worth_sm`) has a lower reward than an earlier turn."""
+        """Warn if an earlier turn has a higher reward than the turn whose reward counts for the rollout (`worth_sm`)."""
         turn_warnings = {}
         for m, objective in enumerate(self.scheme.objectives):
             is_higher_s = reading.scores.reward_nm[:, m] > worth_sm[:, m]

@@ -272,7 +272,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute the figures in `FIGURES` from sums over completions of what `_terms` returns."""
+    """Compute the numbers named in `FIGURES` from the results of `_terms`, added up over completions."""
     term_sums = sums.unbind(-1)
     # The first eight sums alternate: the size of a set of completions, then the set's sum of squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
@@ -287,7 +287,7 @@ def agreement(
     count: Tensor, adv_sum: Tensor, mc_sum: Tensor, adv_square_sum: Tensor, mc_square_sum: Tensor, product_sum: Tensor,
     noise_sum: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the Monte Carlo correlation, its value for exact advantages, and the RMSE of advantages scaled to fit best."""
+    """Return the Monte Carlo correlation, the value that exact advantages would have, and the RMSE after best scaling."""
     adv_variation = adv_square_sum - adv_sum * adv_sum / count
     mc_variation = mc_square_sum - mc_sum * mc_sum / count
     covariation = product_sum - adv_sum * mc_sum / count

@@ -156,7 +156,7 @@ def _simulate_batch(
     """Simulate a batch, and sum its gradient terms by prompt and outcome."""
     right_probability_b1, mean_confidence_b1, level_probability_bv = prompts
     prompt_count = len(right_probability_b1)
-    # An unused draw, to keep the random numbers of published results.
+    # Draw numbers that nothing uses, so that all later random numbers stay those of published results.
     torch.randint(1, (prompt_count, g), generator=generator)
     random_number_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
     outcome_bg = (random_number_2bg[0] < right_probability_b1).long()

@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 
 def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """Return the counts of completions, the figures of baselines and their differences, as `fidelity.json` stores them."""
+    """Return what `fidelity.json` stores: counts of completions, figures of baselines, and differences between baselines."""
     completion_counts = {
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,

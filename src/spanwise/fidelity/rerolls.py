@@ -29,7 +29,7 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: At most this many improbable tokens, and this many other tokens, are drawn per completion.
+#: The largest number of improbable tokens, and also of other tokens, that are drawn per completion.
 MOST = 16
 #: Less probable tokens are always re-rolled (sampled anew), because the method `sae` cuts segments at such tokens.
 UNLIKELY = 0.2
@@ -56,7 +56,7 @@ class FirstBlocks:
     reward_n: Float[Tensor, " n"]  # 1 if a completion's first block is right, 0 if it is wrong, NaN if it was not judged.
 
     def take(self, rows: slice) -> FirstBlocks:
-        """Return the `FirstBlocks` of the completions in a slice."""
+        """Return the first blocks of the completions `rows`."""
         return FirstBlocks(*(column[rows] for column in vars(self).values()))
 
     def sequences(self, device: Any = "cpu") -> Sequences:

@@ -137,7 +137,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_token_index_n1)).expand_as(value_nt)
 
 
-#: The compared estimators, named by their settings.
+#: Maps names, made from settings, to the compared estimators of token advantages.
 TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
     **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
@@ -199,7 +199,7 @@ class TokenFidelity:
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the best Monte Carlo correlation of estimators called `one...`, minus the best of those called `other...`.
+        """Return how much the best estimator named `one...` exceeds the best named `other...` in Monte Carlo correlation.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.

@@ -127,7 +127,7 @@ def weighted_gaps(
 def weighted_auroc(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """Compute one AUROC of the confidences for each row of `weight_rn`, which weights the completions.
+    """For each row of `weight_rn`, compute the AUROC of the confidences with the row as weights of the completions.
 
     >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
     >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
@@ -141,7 +141,7 @@ def weighted_auroc(
 
     def sums_by_confidence(answer_weight_rn: Tensor) -> Tensor:
         running_sum_rn = answer_weight_rn[:, confidence_order_n].cumsum(dim=1)
-        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # prepend 0, the sum of no answers
+        return torch.nn.functional.pad(running_sum_rn[:, last_position_v], (1, 0))  # the sum before the first answer is 0
 
     wrong_sum_rv = sums_by_confidence(weight_rn.double() * (1 - is_right_n))
     wrong_weight_rv = wrong_sum_rv.diff(dim=1)

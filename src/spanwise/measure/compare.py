@@ -22,7 +22,7 @@ from spanwise.measure.intervals import Interval, mean_interval
 
 #: Maps method, seed and figure to a value. None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: How sure a difference between two methods is.
+#: Whether a difference between two methods is real or may be noise.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
@@ -246,7 +246,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """For each method and figure, list the warnings and how many seeds gave them, the most frequent warning first."""
+    """For each method and figure, list the warnings, the most frequent first, each with the number of seeds that gave it."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, figures_by_seed in runs.items():
         alarms_by_seed = [alarms(values) for values in figures_by_seed.values()]

@@ -39,7 +39,7 @@ def figures(
     well_formed_n: Bool[Tensor, " n"],
     refusal_n: Bool[Tensor, " n"] | None = None,
 ) -> dict[str, float | None]:
-    """Compute the figures of one evaluation. Calibration covers only completions that state a confidence.
+    """Compute the metrics of one evaluation. Calibration covers only completions that state a confidence.
 
     Their share is `coverage`. Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the
     mean squared distance between confidence and correctness, `sharpness` the variance of the confidences: 0 if all are the same.
@@ -264,7 +264,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt, with contrary or with agreeing answers (rows), may change each bin's calibration gap."""
+    """Return how one more prompt may change each bin's gap: its answers contradict (row 0) or match (row 1) confidences."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_answer_n = (confidence_n < 0.5).to(confidence_n)
     contrary_gap_1b = weighted_gaps(confidence_n, contrary_answer_n, weight_1n, bins=bins)
@@ -282,7 +282,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps. With `minus`: of a difference of two ECEs."""
+    """Compute the interval of an ECE from the gap of each confidence bin. With `minus`: of a difference of two ECEs."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     run_sign_b = torch.ones_like(gap_b)
@@ -319,10 +319,10 @@ def bounds(
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])
     has_clear_sign_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
-    gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
+    gap_sign_b = gap_b.round(decimals=12).sign()  # a gap that differs from 0 only by rounding errors has no sign
     signed_noise_rb = gap_sign_b * noise_rb
     upper_error_rb = torch.where(has_clear_sign_b, signed_noise_rb, noise_rb.abs())
-    # Noise raises each run's ECE. In a difference of two runs, the lower error therefore is the change of the absolute gap.
+    # Noise raises each run's ECE, so the lower error of a difference of runs is how much noise changes the absolute gap.
     is_single_run = bool((run_sign_b > 0).all())
     lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     upper_error_r = torch.where(run_sign_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)

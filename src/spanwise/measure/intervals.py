@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError
 
 #: The prompt of each completion: integers or other ids, in any order.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A function that computes one figure from each row of a table of weights, which has one weight per completion.
+#: A function that returns one number per row of a table of weights. A row holds one weight per completion.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
@@ -91,7 +91,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     >>> round((high - low) / 2, 3)
     0.164
     """
-    # `reliability` needs fractions of a trial, but scipy.stats.binomtest takes whole numbers only.
+    # `reliability` passes counts that are not whole, but scipy.stats.binomtest takes whole numbers only.
     z_score = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
         raise RecipeError(f"There are {successes} successes in {count} trials; give 0 to {count} successes.")
@@ -138,7 +138,7 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
 
 
 def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Compute the bootstrap interval of any figure. Draws prompts with replacement, each with all samples.
+    r"""Compute the bootstrap interval of `figure`. Draws prompts with replacement, each with all samples.
 
     Args:
         figure: from weights (R, N) to values (R), such as `partial(weighted_ece, confidence_n, correct_n)`.

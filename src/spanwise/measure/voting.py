@@ -237,7 +237,7 @@ def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return
-    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # each m and n get independent subsets
+    generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)  # different m or n get different random subsets
     for drawn_count in range(0, most, 4096):
         random_ms = torch.rand(m, min(4096, most - drawn_count), generator=generator)
         chosen_ns = random_ms.topk(n, dim=0, sorted=False).indices

@@ -27,7 +27,7 @@ class Sequences(ByCompletion):
 
     ids_nl: Int[Tensor, "n l"]  # Each prompt, padded on the left, then its completion, padded on the right.
     attention_nl: Int[Tensor, "n l"]  # 0 at padding; 1 at prompts, completions and tool output.
-    width: int  # How many of the last columns hold the completions.
+    width: int  # The number of columns at the right that hold the completions.
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:

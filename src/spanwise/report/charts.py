@@ -191,7 +191,7 @@ def _layered(height: int, *charts: alt.Chart) -> Drawn:
 
 
 def _wide(height: int) -> dict[str, Any]:
-    """Return a chart's full width and fixed height, so that charts side by side are equally tall."""
+    """Return a chart's size: its container's width and a fixed height, so that charts side by side are equally tall."""
     return {"width": "container", "height": height, "autosize": alt.AutoSizeParams(type="fit", contains="padding")}
 
 

@@ -126,7 +126,7 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
 
 
 def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
-    """Build a table row per arm (method) with its figures over seeds. A figure that no seed has is None."""
+    """Build a table row per arm (method) that sums up its figures over seeds. A figure that no seed has is None."""
     arm_rows: list[parts.Row] = []
     for arm in comparison.methods:
         figure_cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
@@ -188,7 +188,7 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a difference between two methods means nothing because of a warning."""
+    """Return whether a warning about one of two methods makes the difference between them meaningless."""
     arm_warnings = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     is_calibration_figure = d.figure in (*CALIBRATION, *SCORE_FIGURES)
     return any(is_calibration_figure or warning.startswith("most answers could not") for warning in arm_warnings)

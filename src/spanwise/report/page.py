@@ -31,7 +31,7 @@ Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
 ABSENT = "not measured"
-#: The citation of CITATION.cff without its URL, because report pages hold none.
+#: The citation of CITATION.cff without its URL, because report pages contain no URLs.
 CITE = (
     "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
     "arXiv:2602.10231."
@@ -56,7 +56,7 @@ class Panel:
     charts: tuple[Drawn, ...]  # The charts of the panel, from top to bottom.
     rows: Table  # A table of the numbers that the charts show.
     note: str = ""  # A sentence under the charts.
-    legend: Sequence[str] = ()  # The names of the series, if they differ from the section's legend.
+    legend: Sequence[str] = ()  # The names of the panel's series, if they differ from the section's legend.
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Section:
     palette: Palette = "series"  # The list of colours to use for the series.
     panels: Sequence[Panel] = ()  # Panels with charts, side by side on a wide page.
     points: Sequence[str] = ()  # Sentences that the section shows as a list.
-    tables: Sequence[Table] = ()  # Tables as lists of rows; the first column names a row.
+    tables: Sequence[Table] = ()  # Tables as lists of rows; the first cell names the row.
     body: Markup | None = None  # The HTML of the token view.
     warnings: Sequence[str] = ()  # Warning sentences, shown first in the section.
     asks: str = ""  # The question that the section answers.

@@ -165,7 +165,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples and way of voting. pass@1 is left out: its curve is flat."""
+    """Return rows for a chart of accuracy by number of samples and way of voting, without pass@1, whose curve is flat."""
     return [
         {"series": WAYS.get(name, name), "x": budget, "value": ci.value, "low": ci.low, "high": ci.high, over: ci.count}
         for name, curve in votes.items()
@@ -176,7 +176,7 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
-    """Return chart rows with a histogram of each series. All share bins that are symmetric about 0."""
+    """Count each series in bins, and return rows for a chart. All series share bins that are symmetric about 0."""
     abs_value_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
     largest_abs_value = float(abs_value_n.max()) if abs_value_n.any() else 1.0
     return _count_in_bins(values, np.linspace(-largest_abs_value, largest_abs_value, bins + 1).tolist())
@@ -219,7 +219,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return a row per evaluated step, at most `MOST` rows. A row has a figure's mean, lowest and highest value over seeds."""
+    """Return at most `MOST` rows, one per evaluated step, with a figure's mean, lowest and highest value over seeds."""
     values_by_step: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.

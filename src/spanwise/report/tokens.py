@@ -22,7 +22,7 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # Significant digits of token values and probabilities.
-FEW = 2  # Significant digits if a column of token numbers changes more than `MANY` times.
+FEW = 2  # Significant digits of a column of token numbers that changes more than `MANY` times.
 MANY = 200_000
 
 #: A compressed column has at most this many distinct words, because each becomes one Unicode code point.

@@ -431,7 +431,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield every mode (such as LaSeR) that has a report section, the section, and its metrics' prefixes."""
+    """For each mode (such as LaSeR) with a report section, yield the mode, the section, and its metrics' prefixes."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

@@ -80,7 +80,7 @@ def added(total: float, terms: Sequence[_Term]) -> str:
 
 
 def _term(weight: float, value: float, name: str) -> _Term:
-    """Build the named term `weight * value` of a sum that is shown as text."""
+    """Build one term of a sum: the value `weight * value`, the term as text, and its name."""
     return weight * value, shown(value) if weight == 1.0 else f"{shown(weight)} · {_factor(value)}", name
 
 

@@ -124,7 +124,7 @@ def answer_text(value: Any) -> str | list[Any] | None:
     if is_empty(value):
         return None
     if isinstance(value, list) and len(value) == 1:
-        return value  # a reward unpacks a list of one answer
+        return value  # rewards accept a list of one answer
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=object_text)
     return str(value)

@@ -80,7 +80,7 @@ class ColumnBuilder:
                 column.extend([None] * (self._size - len(column)))
 
     def _column(self, name: Any) -> list[Any]:
-        """Return a field's column, which is filled with None up to the current row if it is new."""
+        """Return a field's column, and fill a new column with None for all earlier rows."""
         if name not in self.columns:
             self.columns[name] = [None] * self._size
         return self.columns[name]
@@ -104,7 +104,7 @@ def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list
 
 
 def json_pieces(files: Sequence[Path], names: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
-    """Yield each record of JSON files as a row count of 1 and its columns."""
+    """Yield the records of JSON files one at a time: a row count of 1, and the record's columns."""
     for _, _, record in read_records(files):
         yield 1, {name: (value,) for name, value in record.items() if names is None or name in names}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 #: The smallest number of bytes to read at once.
 _PIECE = 2**20
-#: A parse error within this many characters of the end may only mean that the text is cut off.
+#: A parse error this near the end of the text (in characters) may only mean that the text is cut off.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 

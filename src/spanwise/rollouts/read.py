@@ -35,7 +35,7 @@ _PLACES = (
 )  # fmt: skip
 #: The suffixes of files that may hold rollouts. JSON is left out, because it often holds settings.
 _TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
-#: A table with one of these columns, but without `gts`, is no dump of verl.
+#: verl did not write a table that has one of these columns but lacks the column `gts`.
 _NAMES_BESIDE_OUTPUT = {name for role in NAMES for name in NAMES[role]} - {*VERL_REQUIRED, "answer", "step"} | {"rewards"}
 _LEGACY_VERIFIERS_FIELDS = {"example_id", "metrics", "error", "error_chain"}  # Fields of verifiers before 1.0.
 #: A table with one of these columns was not written by verifiers < 1.0.
@@ -178,7 +178,7 @@ def _check_parquet(file: Path) -> None:
         first_bytes = stream.read(200)
     if first_bytes.startswith(b"PAR1"):
         return
-    # Bytes that are not text decode to surrogates, for which `isprintable` below is False.
+    # Bytes that are not text become surrogate characters, for which `isprintable` is False.
     first_lines = first_bytes.decode(errors="surrogateescape").splitlines()
     first_line = first_lines[0][:60] if first_lines else ""
     if first_bytes.startswith(b"PK"):

@@ -173,7 +173,7 @@ def token_rows(
     token_column = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     number_columns = schema.token_columns(column_names)
-    # If the table has no method, `token_edges` raises an error that names the placeholder column `advantages/<method>`.
+    # If the table has no method, `token_edges` raises an error that the column `advantages/<method>` is missing.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
     token_columns = [schema.TRAINABLE, *number_columns, *advantage_columns.values(), *block_columns]

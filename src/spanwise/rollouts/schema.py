@@ -75,7 +75,7 @@ class CreditPart:
     """The credit that one objective gives a completion. It is `weight * (worth - baseline) / divisor`."""
 
     objective: str  # The objective; names of summed objectives are joined by " + ".
-    worth: float | None  # The reward, or the number that replaces a missing one.
+    worth: float | None  # The reward, or the number that replaces a missing reward.
     baseline: float | None  # The number that is subtracted from `worth`; None if there is none.
     divisor: float | None  # The number that divides `worth - baseline`; None without a baseline.
     weight: float

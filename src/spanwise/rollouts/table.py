@@ -57,7 +57,7 @@ class Ragged:
         return np.diff(self.offsets)
 
     def with_values(self, values: Shaped[np.ndarray, " v"]) -> Ragged:
-        """Return rows of the same lengths that hold other values."""
+        """Return the new `values`, cut into rows of the same lengths."""
         return Ragged(values, self.offsets)
 
     def slice(self, first: int, last: int) -> Shaped[np.ndarray, " s"]:
@@ -65,7 +65,7 @@ class Ragged:
         return self.values[self.offsets[first] : self.offsets[last]]
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
-        """Return the positions of some rows' entries in `values`, padded with -1."""
+        """Return the positions in `values` of the entries of `rows`, padded with -1."""
         row_start_r1 = self.offsets[:-1][rows][:, None]
         row_length_r1 = self.lengths[rows][:, None]
         offset_t = np.arange(row_length_r1.max(initial=0))

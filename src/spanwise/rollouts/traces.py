@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a node that list one number for each of its sampled tokens.
 NUMBER_FIELDS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-_WEIGHTS = "loss_weights"  # the field of a message with one weight per token for each loss
+_WEIGHTS = "loss_weights"  # the field of a message that maps the name of a loss to token weights
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages, given as one row per trained branch."""
+    """Copy a file of traces with new advantages, one row per trained branch (path of messages)."""
     with whole_file(file) as temporary_file, temporary_file.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
@@ -216,7 +216,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """For each trained branch, yield the indices of the prompt's messages, and of the completion's messages."""
+    """For each trained branch (path of messages), yield the indices of the prompt's messages, and of the completion's."""
     # Each sampled node (message) is trained once, in the first branch that has it. Later branches use it as context.
     parent_of_node = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent_id in enumerate(parent_of_node):

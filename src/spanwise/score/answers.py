@@ -170,7 +170,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if bare_gold == bare_answer:
             return RIGHT
         if bare_answer.isascii() and not any(character.isalnum() for character in bare_answer):
-            return WRONG  # an answer that consists of signs, such as "?", has no value
+            return WRONG  # an answer without letters or digits, such as "?", has no value
         plain_gold, plain_answer = _normalize(bare_gold), _normalize(bare_answer)
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG

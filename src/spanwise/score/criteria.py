@@ -114,7 +114,7 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _check_reads(objective: Objective, option: str) -> None:
-    """Refuse criteria if the objective's reward takes none, or if the objective's options already contain some."""
+    """Refuse criteria if the reward reads none, or if the objective's options already contain criteria."""
     built_in_reward = built_in(objective)
     if not (takes(objective, option) if built_in_reward is None else option in built_in_reward.options):
         raise RecipeError(

@@ -195,7 +195,7 @@ def label_of_function(objective: Objective) -> str:
 
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Select the arguments that a function takes. Also return the first required parameter that lacks one."""
+    """Select the `offered` arguments that a function takes. Also return the first required parameter that lacks one."""
     default_by_name, takes_any_keyword = parameters
     required_names = (name for name, default in default_by_name.items() if default is inspect.Parameter.empty)
     unfilled_name = next((name for name in required_names if name not in offered), None)

@@ -38,6 +38,6 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         new_loop = asyncio.new_event_loop()
         if _loops.setdefault(process_id, new_loop) is new_loop:
             threading.Thread(target=new_loop.run_forever, name="spanwise-rewards", daemon=True).start()
-        else:  # another thread has started a loop in the meantime
+        else:  # another thread was faster and started its event loop
             new_loop.close()
     return _loops[process_id]

@@ -13,7 +13,7 @@ from spanwise.score.answers import gold_text
 
 #: The columns in which verl, SkyRL and rollout files hold the right answer.
 _GOLD = ("ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "answer")
-#: The numbers that grades and words in inspect_ai's scores stand for.
+#: Maps grades and words in inspect_ai's scores to numbers.
 _NUMBER_OF_WORD = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 #: Parameters that only reward functions for a whole batch have.
 _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))

@@ -218,7 +218,7 @@ def _failure(result: CallResult) -> str:
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
-    """Raise RewardError if all calls for a batch failed, and there are at least two: the reward function is at fault."""
+    """Raise RewardError if all of at least two calls for a batch failed, because then the reward function is at fault."""
     failed_results = [result for result in results.values() if result.error is not None]
     if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # all results in a worker are of one rollout
         first_failure = failed_results[0]

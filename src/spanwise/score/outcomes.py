@@ -93,7 +93,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call once each outcome function that objectives list in the option `given`. Return the outcomes' names and values.
+    """Call each outcome function in the objectives' option `given` once. Return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """
@@ -103,7 +103,7 @@ def read_outcomes(
         for entry, name in zip(objective.given, objective.outcomes, strict=True):
             if name not in earlier_objectives:
                 function = find_outcome(entry)
-                if functions.setdefault(name, function) != function:  # a bound method is a new object each time
+                if functions.setdefault(name, function) != function:  # each access to a bound method gives a new object
                     raise RecipeError(f"Two outcome functions are called '{name}'. Register one of them under another name.")
         earlier_objectives.add(objective.name)
     codes_by_outcome = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]

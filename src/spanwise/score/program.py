@@ -5,7 +5,7 @@ let the code start, and their exit status is the verdict. Plain values travel as
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() applies a future import to the tested code and the tests, too
+from __future__ import annotations  # `compile` applies the import to the tested code and the tests, too
 
 import _thread
 import builtins
@@ -50,7 +50,7 @@ class Ended(SystemExit):
 class Handle:
     """A stand-in for an object of the other process. It asks that process for attributes and calls."""
 
-    __slots__ = ("__weakref__", "_spanwise_connection", "_spanwise_number")  # unlikely names, so that no test uses them
+    __slots__ = ("__weakref__", "_spanwise_connection", "_spanwise_number")  # tests are unlikely to use these names
 
     def __getattr__(self, name: str) -> Any:
         if self._spanwise_connection.judging and name in _JUDGES:
@@ -254,7 +254,7 @@ class Connection:
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
-    """Return the arguments with which a type of `_COPIED` builds a copy of a value."""
+    """Return the arguments from which `kind`, a type such as `bytes`, builds a copy of a value."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):

@@ -28,7 +28,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: A function that judges a completion from all its blocks, the block with the judged tag, and a cell of the dataset.
+#: A function that judges a completion. It gets all blocks, the block with the judged tag, and a cell of the dataset.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -144,7 +144,7 @@ Scored = Mapping[str, Reward]
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, with one cell per completion."""
     if name not in columns:
-        # The error lists only values with a length, because trainers also pass values that are no columns of the dataset.
+        # Trainers also pass values that are no columns of the dataset, so the error lists only values with a length.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
@@ -173,7 +173,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by a rule's verdict. A completion without any block in `pays` has no reward (ABSENT)."""
-    # `rule` returns a verdict, or None if it cannot judge, or a tuple that `check` turns into a verdict.
+    # `rule` returns a verdict, None if it cannot judge, or a tuple that `check` turns into a verdict.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)

@@ -230,7 +230,7 @@ def _score_confidence(
     confidence_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated_text is None else parse_confidence(stated_text) for stated_text in confidence_texts]
     rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_rewards, strict=True)]
-    # The reward of a readable confidence has the status of the outcome's reward.
+    # If a confidence can be read, its reward has the status of the reward for the outcome.
     statuses = [
         Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(outcome_status)
         for stated_text, q, outcome_status in zip(confidence_texts, confidences, scored[of].status_n.tolist(), strict=True)

@@ -158,7 +158,7 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
-    """Return a call of the reward function for the whole batch, a name for it, and advice for error messages."""
+    """Return a call that rewards the whole batch and, for error messages, a name and advice."""
     if not isinstance(objective.reward, str):
         advice = "Return None for a completion that has no reward."
         return reward_call(objective, text, columns), label_of_function(objective), advice
@@ -233,7 +233,7 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
     if judge_of(objective) is None:
         return recorded
     new_reward = score_one(objective, text, columns=columns, scored=scored)
-    # Recordings do not say why a reward is missing, so take the status that `score_one` read from the text.
+    # Recordings do not say why a reward is missing, but the text may show it: then take the status of `new_reward`.
     has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
     is_unstated_n = (new_reward.status_n == Status.ABSENT) | (new_reward.status_n == Status.UNPARSABLE)
     status_n = torch.where(has_failed_n & is_unstated_n, new_reward.status_n, recorded.status_n)
@@ -387,7 +387,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     for block in (*option_blocks, objective.options.get("block")):
         if block is not None and block not in layout.keys:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
-    # If options name blocks, these and the first rewarded block need the tag. Otherwise one rewarded block is enough.
+    # If options name blocks, each of them needs the tag, and so does `pays[0]`. Otherwise one rewarded block is enough.
     block_groups = [(block,) for block in (objective.pays[0], *option_blocks)] if option_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), block_groups):
         block_tags = [key for block in blocks for key in layout.keys[block]]

@@ -158,7 +158,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         schema_keywords.update(contents)
         property_pattern = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(property_pattern)  # check the joined pattern, because jsonschema's validator joins patterns, too
+            re.compile(property_pattern)  # jsonschema's validator joins patterns, too
         except re.error as error:
             raise ValueError(f"{property_pattern!r} is not a valid regular expression in Python ({error})") from None
         subschemas: list[Any] = []
@@ -272,7 +272,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
     try:
         verdict = check(*request, **limits)
     except MemoryError:
-        os._exit(1)  # without memory, the process may be broken
+        os._exit(1)  # a process that ran out of memory may be broken
     except Exception as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"[:300]})
     return json.dumps({"error": "the gold answer cannot be read as mathematics"} if verdict is None else {"value": verdict})

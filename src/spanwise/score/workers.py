@@ -102,7 +102,7 @@ class Verdict(NamedTuple):
     """
 
     status: Status
-    value: float  # 1.0 if the check passed, 0.0 if it failed or broke, NaN if it gave no result
+    value: float  # 1.0 if the check passed, 0.0 if it failed or broke twice, NaN if it gave no result
     why: str = ""
 
 
@@ -175,7 +175,7 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process and return its reply. Also return whether it ran out of time."""
-        worker_process: Any = self.process  # not None: the caller has started the process
+        worker_process: Any = self.process  # the caller has started the process, so it is not None
         reply_line = ""
         start_time = time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
@@ -244,7 +244,7 @@ class Workers:
         """Stop the workers. A later check starts them again."""
         for worker in self._workers:
             if (worker_process := worker.process) is not None:
-                worker_process.kill()  # killing the process ends a thread's wait for its reply
+                worker_process.kill()  # a thread that waits for the process's reply then stops
         self._threads.shutdown()
         for worker in self._workers:
             worker.stop()

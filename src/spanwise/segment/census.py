@@ -16,7 +16,7 @@ class Census:
 
     size: int  # The number of completions.
     wanted: Mapping[str, int]  # Maps the layout's marks (such as tags) to how many completions hold each.
-    others: Mapping[str, int]  # Maps marks (such as tags) outside the layout to counts of completions, highest first.
+    others: Mapping[str, int]  # Maps marks (such as tags) that the layout lacks to counts of completions, highest first.
     segmenter: str = "tags"  # The name of the segmenter that finds the tags, fields or channels.
 
     @property
@@ -25,7 +25,7 @@ class Census:
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     def count(self, mark: str) -> int | None:
-        """Return how many completions hold a mark of the layout. Return None for any other mark."""
+        """Return how many completions hold one of the layout's marks, such as a tag. Return None for any other mark."""
         return self.wanted.get(any_index(mark) if self.segmenter == "json" else mark)
 
     @property

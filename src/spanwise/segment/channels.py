@@ -65,7 +65,7 @@ _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis"
 _ANY_OPENING = {*_OPENS, *_HEADER}
 #: Special tokens that end a channel that has no closing sign.
 _NEXT = _ANY_OPENING | _LEADS
-#: Special tokens. A turn that begins with one does not continue reasoning that the prompt opened.
+#: Special tokens. If a turn begins with one, the turn does not continue the reasoning that the prompt began.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(

@@ -36,12 +36,12 @@ def text_end(text: bytes) -> int:
     (5, 5, 11)
     """
     end_byte = len(text)
-    open_tag_count: int | None = None  # the number of HTML tags `<s>` that are open before the `</s>` at the end
+    open_tag_count: int | None = None  # how many HTML tags `<s>` are open just before the examined `</s>`
     while (start_byte := text.rfind(b"<", 0, end_byte)) >= 0 and _END.fullmatch(text, start_byte, end_byte):
         if text[start_byte:end_byte] == b"</s>":
             open_tag_count = 1 + (text.count(b"<s>") - text.count(b"</s>") if open_tag_count is None else open_tag_count)
             if open_tag_count > 0:
-                break  # this `</s>` closes a tag of HTML
+                break  # the examined `</s>` closes an HTML tag `<s>`
         end_byte = start_byte
     return end_byte
 
@@ -67,7 +67,7 @@ def without_end(text: str) -> str:
 
 
 def without_indent(code: str, width: int) -> str:
-    r"""Remove a fence's indentation of `width` characters from its code. Code that is indented less stays as it is.
+    r"""Remove a fence's indentation of `width` characters from its code, or the first line's if that is smaller.
 
     >>> without_indent("   if x:\n       y()\n", 3), without_indent("x()\n", 3)
     ('if x:\n    y()\n', 'x()\n')
@@ -265,7 +265,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
         content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
         known_stop = claim.stop or content_stop
-        if known_stop <= open_stops_and_blocks[-1][0]:  # skip a text that overlaps the end of the text around it
+        if known_stop <= open_stops_and_blocks[-1][0]:  # skip a text that reaches past the end of the text around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             kept_claims.append(claim)
@@ -274,7 +274,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Remove the texts that end by the position `byte` from the stack, and return where the texts around them go on."""
+    """Pop the texts that end at or before `byte` from the stack, and return where the text around each goes on."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

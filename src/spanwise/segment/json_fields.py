@@ -65,7 +65,7 @@ class Node:
 
     part: Part | None
     steps: dict[bytes | int, Node]
-    counted: bool  # whether each element of this array is a block of its own
+    counted: bool  # True if each element of the array is a block
 
 
 #: One shared node for all JSON values that the layout does not name.

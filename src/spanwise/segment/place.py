@@ -207,8 +207,8 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
-    """Return the text of each block of a completion, with the contents of its parts."""
-    end_byte = text_end(completion)  # no part contains end-of-sequence tokens
+    """Return the text of each block of a completion, and the content of each tag or field in the block."""
+    end_byte = text_end(completion)  # contents end before end-of-sequence tokens
     pieces_of_block: dict[int, list[bytes]] = {}
     for block_index, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
         pieces_of_block.setdefault(block_index, []).append(completion[start:stop])

@@ -175,7 +175,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the one mark, such as `32` in `fixed:32`, that all parts have, and refuse parts with different marks."""
+    """Return the mark that all parts have, such as `32` in `fixed:32`, and raise an error if the parts differ."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
@@ -186,7 +186,7 @@ def _single_mark(parts: Sequence[Part]) -> str:
 
 
 def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
-    """Parse the number in a mark, such as `fixed:32`. It is a whole number from 1 on, or a probability."""
+    """Parse the number in a mark, such as 32 in `fixed:32`: a whole number from 1 on, or a probability."""
     number_kind = "a probability above 0 and at most 1" if probability else "a whole number of tokens that is at least 1"
     try:
         whole_number = int(written) if written.isascii() and written.isdecimal() else 0

@@ -134,7 +134,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
     """Encode a test text, and check that the tokens' bytes in the vocabulary match what the tokenizer decodes."""
     try:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
-    except Exception:  # the vocabulary may hold no token for the test text
+    except Exception:  # the vocabulary may lack tokens for `PROBE`
         return
     joined_text = vocabulary.join(np.array(probe_ids, dtype=np.int64))[0].decode(errors="replace")
     decoded_text = backend.decode(probe_ids, skip_special_tokens=False)

@@ -34,7 +34,7 @@ class EmbeddedProblems(ByCompletion):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts."""
+        """The prompt of each problem."""
         raise NotImplementedError
 
 
@@ -243,7 +243,7 @@ class TwiceNoise:
     slip: tuple[float, float, float, float]
     repeat: float  # The share of completions without reasoning, whose second answer repeats the first.
     refusal: float = 0.02  # The share of first answers that are `?`, a refusal.
-    # The first of a completion's two answers is right with probability glance**(steps - 1), else a random digit.
+    # With probability glance**(steps - 1), the first of a completion's two answers is right, else a random digit.
     glance: float = 0.8
 
 
@@ -309,7 +309,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # For `+`, `-` and `*`, the probability that a step's result is a random digit.
     careful: float = 0.3  # The share of lines that write their calculation twice and err less often.
-    relief: float = 0.2  # Lines that write their calculation twice have error rates of `relief * slip`.
+    relief: float = 0.2  # Multiplies the error rates `slip` in lines that write their calculation twice.
     plus: float = 0.5  # The probability that a smudged operator `~` is read as a plus.
 
 

@@ -27,7 +27,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# With the usual standard deviation of 0.02, learning arithmetic takes much longer.
+# With embeddings of the usual standard deviation, 0.02, learning arithmetic takes much longer.
 _EMBEDDING_STD = 0.5
 
 

@@ -51,7 +51,7 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields in training texts are right, and how often they copy a digit from the wrong place."""
 
-    # the probability that a field whose value the prompt tells is right; `right` repeats if there are more fields
+    # the probability that each field is right if the prompt tells its value; with more fields, the list starts again
     right: tuple[float, ...]
     # the probability that a field has a digit from another place in the prompt instead of its right value
     astray: float = 0.4
@@ -160,5 +160,5 @@ class Fields:
 
 
 def field_words() -> list[str]:
-    """Return the tokenizer's words that are no digits: the keys with their punctuation, and `}`."""
+    """Return the tokenizer's words other than digits: each key of the JSON object with its punctuation, and `}`."""
     return [f'{{"{NAMES[0]}": ', *(f', "{name}": ' for name in NAMES[1:]), "}"]

@@ -1,4 +1,4 @@
-"""Tasks of a real model and a dataset of questions, by hub name or from local files."""
+"""Tasks made from a model and a dataset of questions, each by hub name or from local files."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether spanwise itself chose `messages` as the prompt column
+    conversations: bool = False  # True if spanwise, not the user, chose the prompt column `messages`
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.errors import RecipeError
 
 NAN = float("nan")
-_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # float32 holds them exactly
+_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # float32 holds each number exactly
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
@@ -119,7 +119,7 @@ def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) 
 def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
-    """Return the inputs of an estimator. These are parameters without default, and those in `optional`."""
+    """Return an estimator's inputs: its parameters without a default value, and those in `optional`."""
     input_specs = []
     for parameter in inspect.signature(estimator).parameters.values():
         name = parameter.name
@@ -181,7 +181,7 @@ def batches_of(
 
 
 def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ...]:
-    """Draw the values of one input at the tokens of one row."""
+    """Draw the values of the input `entry` at the tokens of one row."""
     if entry.stem == "block":
         return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=length, max_size=length))))
     assert entry.entries is not None
@@ -191,7 +191,7 @@ def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ..
 
 
 def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
-    """Draw the values of one input for all rows. With `absent` some rewards are NaN."""
+    """Draw the values of the input `entry` for all rows. With `absent` some rewards are NaN."""
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
     if entry.stem == "step":  # step numbers have gaps, because only their order counts

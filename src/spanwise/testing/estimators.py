@@ -21,7 +21,7 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # reward values; float32 rounds most of their sums
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds most sums of these rewards
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _ONE_BLOCK = "the credit of a single block equals what the function 'sequence' gives to whole completions"
@@ -32,7 +32,7 @@ _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: Maps each kind of method to the properties to check. The kind is what the method credits, or "refinement".
+#: Maps each kind of method to the properties to check. A kind is what the method credits, or "refinement".
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),
@@ -148,7 +148,7 @@ class _Estimator(Suite):
         return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """Return an estimator's advantages as the only column of its result, named by an empty string."""
+        """Return an estimator's advantages as one column, whose name is empty."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # the result is a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):

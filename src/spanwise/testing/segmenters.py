@@ -47,7 +47,7 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
 
 
 def _tags_and_signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """Return the opening and closing tags, such as `<answer>` and `</answer>`, and then the other marks in `signs`."""
+    """Return the opening and closing tags, such as `<answer>` and `</answer>`, and then the marks in `signs`."""
     return [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")] + list(signs)
 
 

@@ -212,7 +212,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """Return the command line that trains one run of a comparison."""
-    # --overwrite is safe, because `run.finished()` refuses the folder of another run.
+    # --overwrite is safe, because `run.finished()` refuses a folder that holds another recipe's run.
     start_options = ["--resume", "last"] if resume else ["--overwrite"]
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *start_options]
 

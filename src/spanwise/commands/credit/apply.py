@@ -58,7 +58,7 @@ class FileSpans:
     interleaved: bool  # Whether some block is interrupted by another block.
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the block spans of some rows. `index_rt` has the positions of their tokens in the file."""
+        """Return the block spans of the completions `rows`. `index_rt` has the positions of the tokens in the file."""
         block_index_rt = gather(index_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_index_rt, self.fault_n[rows])
 
@@ -71,7 +71,7 @@ class MethodCredit:
     file_spans: FileSpans
     credit: Credit  # the credit of each block; NaN if unknown
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantage of every token. None if the credit of blocks determines it.
+    #: The advantage of every token; None if `spread` computes the advantages from `credit`.
     adv_v: Float[np.ndarray, " v"] | None = None
     #: The share of strata (sets of compared completions) without any credit, by objective.
     dead: Mapping[str, float] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def apply_arms(
 
 
 def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
-    """Return a note on words with text of two blocks: without a tokenizer, one of the two blocks counts as missing."""
+    """Return a note if words hold text of two blocks: without a tokenizer, one of the two blocks counts as missing."""
     straddled_flags = (spans.fault_n & int(Fault.STRADDLED) for spans in spans_by_layout.values())
     max_straddled_count = max((int(flag_n.count_nonzero()) for flag_n in straddled_flags), default=0)
     if table.has_ids or not max_straddled_count:
@@ -441,7 +441,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
             f"'{table.path}' records no advantages, score or reward that could be shown; leave the method '{RECORDED}' out."
         )
     present_nk = file_spans.length_nk > 0
-    # Trainers divide a rollout's number equally among all its sampled tokens.
+    # Trainers divide a rollout's advantage or reward equally among all its sampled tokens.
     token_count_n = file_spans.length_nk.sum(dim=1).double()
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]

@@ -151,7 +151,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the rewards that the trainer added up, but not a single reward equal to `correct`."""
+    """Return the names of the rewards that the trainer added up, or () for a single reward that equals `correct`."""
     if "correct" not in columns or len(table.trained) != 1:
         return table.trained
     correct_reward_n = table.rewards[columns["correct"]].value_n.nan_to_num()
@@ -299,7 +299,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Return each objective with the rewarded blocks, outcomes, baseline and scale that suit a method."""
+    """Adapt the rewarded blocks, outcomes, baseline and scale of each objective to a method."""
     pays_calibration = (entry.preset or Preset()).calibrated
     if pays_calibration and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
@@ -315,7 +315,7 @@ def _adapt_objectives(
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
-        paid_blocks = objective.pays if credits_blocks else all_blocks  # the summed reward credits every block
+        paid_blocks = objective.pays if credits_blocks else all_blocks  # the summed reward pays every block
         new_fields = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             # A sum needs a number in place of each missing reward.

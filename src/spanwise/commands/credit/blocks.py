@@ -38,7 +38,7 @@ class Blocks:
 
     layout: Layout
     longest: int  # The largest possible number of tokens of a completion.
-    objectives: tuple[Objective, ...] | None = None  # The objectives of the blocks; if None, those of the recipe.
+    objectives: tuple[Objective, ...] | None = None  # The objectives that reward the blocks; None: the recipe's objectives.
     note: str = ""  # A note for the user on how the blocks were chosen.
     no_verdict: str = ""  # The error message if nothing tells right from wrong completions.
 
@@ -229,7 +229,7 @@ def _layout_json(layout: Layout) -> str:
 
 
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
-    """Return the group number of each completion, and notes for the user."""
+    """Return each completion's group number, and notes for the user on the groups."""
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     # A rollout with several rows counts once in its group.
     _, first_rows = np.unique(rollout_n.numpy(), return_index=True)

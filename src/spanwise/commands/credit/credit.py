@@ -67,7 +67,7 @@ def credit_rollouts(
     # If no task is named, assume a user's own model. Such a model does not write the tags of the embedded task.
     task_is_named = run_recipe_file is not None or "task" in full_recipe.model_fields_set
     usual_layout = (None if task_is_named else full_recipe.own_layout) or answer_layout(full_recipe, task_layout)
-    # If the user gave no credit rule, a spanwise run's own recipe names the tags, so do not search its completions for tags.
+    # The recipe of a spanwise run names the tags. Search its completions for tags only if the user gave a credit rule.
     texts = SampledTexts(table) if user_gave_rule or run_recipe_file is None else []
     group_n, group_notes = compared_groups(table, full_recipe, run_recipe)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, table, texts, asked=bool(reward))

@@ -133,7 +133,7 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build a table of the stated confidence q* at which training ends under each baseline."""
+    """Build a table of q*, the confidence that the policy states when training ends, for each baseline."""
     right_probabilities = list(dict.fromkeys(row["p"] for row in points))
     confidences_by_setting = {("none, batch, group", "any"): right_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):

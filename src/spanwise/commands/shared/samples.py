@@ -22,7 +22,7 @@ from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
 _Figure = TypeVar("_Figure")
-#: One result per run, such as its samples, under the name of the compared recipe and then under the seed.
+#: Maps the name of a compared recipe, and then a seed, to a result of the run, such as its samples.
 ByArm = dict[str, dict[int, _Figure]]
 
 
@@ -152,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(part_template.format, parts))}" if parts else ""
 
-    # If no block has a part for the answer or the confidence, no answer can be judged.
+    # Without a part (such as a tag) for the answer or the confidence, no answer can be judged.
     if part_noun == "part" and {answer_tag, confidence_tag}.isdisjoint(part_names):
         no_part_reason = (
             f"no block has the part '{answer_tag}' or '{confidence_tag}'; if the answer is in another part, name that "

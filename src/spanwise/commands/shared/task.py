@@ -148,5 +148,5 @@ def load_model(source: Path | str) -> tuple[Any, Any]:
     except Exception as error:  # transformers, safetensors and json raise different error types
         raise DataError(f"'{source}' holds no readable model and tokenizer: {first_line(error)}.") from error
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # TRL pads with the end token, too
+        tokenizer.pad_token = tokenizer.eos_token  # TRL does the same
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer

@@ -137,7 +137,7 @@ def _save_processor(source: str, tokenizer: Any, folder: Path, console: Console)
     """Save the processor of a model that also reads images, because transformers needs it to load such a model."""
     try:
         processor: Any = AutoProcessor.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # the processor's files, or a package that they need, are missing
+    except Exception as error:  # the model lacks files of its processor, or a package is missing
         say(console, f"The image processor of '{source}' is not saved ({first_line(error)}). Copy its files to '{folder}'.")
         return
     if isinstance(processor, ProcessorMixin):  # without a processor class for the model, transformers returns a tokenizer
@@ -172,7 +172,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be trained: an unknown logger or option, a missing critic, or too many processes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # training calls `check_steps` again, and then shows the warnings
+        warnings.simplefilter("ignore")  # the warnings appear when training calls `check_steps` again
         for mode in recipe.modes.values():
             mode.check_steps(recipe.steps)
     logger_names = ["none", "all", *INTEGRATION_TO_CALLBACK]
@@ -223,7 +223,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     default_micro_batch_size = rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4)
     micro_batch_size = recipe.micro_batch or default_micro_batch_size
     accumulation_steps = mini_batch_size // (micro_batch_size * process_count)
-    # A recipe may use `gradient_checkpointing`, the only name in old transformers, in place of `activation_checkpointing`.
+    # Old transformers only know the name `gradient_checkpointing`, and a recipe may use it, too.
     has_new_option = "activation_checkpointing" in SpanGRPOConfig.__dataclass_fields__
     checkpointing_name = "gradient" if not has_new_option or "gradient_checkpointing" in recipe.trainer else "activation"
     recipe_options = {

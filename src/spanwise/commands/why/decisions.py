@@ -40,7 +40,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp_column: str, value_column: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return how often SAE cuts each completion into segments, and every segment's critic values and reward."""
+    """Cut completions as SAE does, and return how many cuts each has, and every segment's critic values and reward."""
     table = result.table
     decision_counts = list[int]()
     segment_values = list[np.ndarray]()
@@ -62,7 +62,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say how many tokens after a decision the critic's value has made half of its move towards the reward."""
+    """Say how many tokens after a decision the critic's value has moved half as far towards the reward as in the end."""
 
     def agreement(lag: int) -> np.ndarray:
         later_values = [value_t[min(lag, len(value_t) - 1)] for value_t in values]

@@ -240,7 +240,7 @@ def reinforce_plus_plus_baseline(
     adv_n1 = adv_n[:, None]
     has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
-    # The baseline adds the group's mean and the batch's mean, so it averages no single set of rewards: `averaged_nm` is 0.
+    # The baseline is the group's mean plus the batch's mean, not the mean of one set of rewards, so `averaged_nm` is 0.
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
     unscaled_comparison = comparison.unexplained(adv_n1)  # completions that are not standardised get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))

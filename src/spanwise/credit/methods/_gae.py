@@ -202,7 +202,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule by which a method with `options` cuts completions into segments, or None if it cuts none."""
+        """Return a method's rule for cutting completions into segments, given its `options`, or None if it cuts none."""
         default_options = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(default_options):
             return None

@@ -124,7 +124,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     anchor_states = list_ids(anchor_s)
     prompt_state_pairs = list(zip(group_s.tolist(), anchor_states, strict=True))
-    # The order of rows matters, because a state gets the number of the first similar state.
+    # The order of rows matters, because a state gets the number of the first earlier state that is similar to it.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     text_id_by_state: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(prompt_state_pairs):

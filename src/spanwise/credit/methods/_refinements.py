@@ -132,7 +132,7 @@ def _count_frequency(word_u: Tensor, is_counted_u: Tensor, word_count: int, k1: 
 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Tabulate a token's association with correctness, by counts of right and wrong completions."""
+    """Tabulate a token's association with correctness for all counts of right and wrong completions that have the token."""
     right_count_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     wrong_count_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     count_with_token_ab = right_count_ab + wrong_count_ab

@@ -42,7 +42,7 @@ class Timeline:
     index_s: Int[Tensor, " s"]  # The number of each row's trajectory, in the order of `trajectory_s.unique()`.
     next_s: Int[Tensor, " s"]  # The row of the trajectory's next step; -1 at its last step.
     left_s: Int[Tensor, " s"]  # How many steps of the trajectory come after the row.
-    names: Sequence[Hashable]  # The name of each row's trajectory in error messages.
+    names: Sequence[Hashable]  # What error messages call the trajectory of each row.
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
@@ -51,7 +51,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last step with a true `flag_s`, or of its last step if no flag is true."""
-        # Sort flagged rows to the front, later steps first, so that each trajectory's first row is the one to return.
+        # Sort rows with a true flag first, and later steps before earlier ones. Each trajectory's first row is the result.
         flag_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = flag_order[self.index_s[flag_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
@@ -209,7 +209,7 @@ def assign_turns(
         step_adv_nm, step_comparison = credit.explained
         rollout_reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
         credit = replace(credit, comparison=replace(step_comparison, **rollout_reasons).fitting(step_adv_nm))
-        # If a rollout lacks all rewarded blocks, the last token of its last turn gets the credit for `if_missing`.
+        # If a rollout lacks all rewarded blocks, credit the last token of its last turn for the reward `if_missing`.
         stop_row_i = timeline.last_with(length_sk.sum(dim=1) > 0)[pays_stop_j]
         credit = replace(credit, stop_n=credit.stop_n.index_put((stop_row_i,), step_adv_nm[stop_row_i, 0]))
     else:
@@ -221,7 +221,7 @@ def assign_turns(
         credit = assign(
             rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=method_inputs, **options
         )
-        if not credits_turns:  # a sum with `if_missing` is not missing, so `assign` does not credit the decision to stop
+        if not credits_turns:  # `if_missing` fills the sum, so `assign` does not credit the decision to stop
             credit = replace(credit, stop_n=torch.where(pays_stop_j, credit.explained[0][:, 0], 0.0))
         credit = credit.take(timeline.index_s)
         has_tokens_s = length_sk.sum(dim=1) > 0
@@ -341,7 +341,7 @@ def worth_of_turns(
     objectives: Sequence[Objective],
     kind: str,
 ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s m"]]:
-    """Return each turn's reward for methods of `kind`, and a copy with NaN in place of rewards that do not count.
+    """Return the reward that a method of `kind` compares at each turn, and a copy with NaN for rewards that do not count.
 
     A reward of scope rollout stands at each turn of its rollout and counts once. So do the turns of a rollout in scope turn,
     but for a method that credits steps, whose turns count one by one.
@@ -357,7 +357,7 @@ def worth_of_turns(
         if credits_steps or (kind == "block" and objective.scope == "turn"):
             compared_reward_sm[:, m] = turn_reward_sm[:, m]
         if credits_steps and objective.scope is None:
-            # `if_missing` replaces the reward of a whole rollout, as in `_score_steps`.
+            # As in `_score_steps`, `if_missing` counts at the last step of a rollout without any checked reward.
             uses_if_missing_s = (timeline.left_s == 0) & (timeline.add_up(is_checked_sm[:, m]) == 0)[timeline.index_s]
             compared_reward_sm[:, m] = compared_reward_sm[:, m].where(is_checked_sm[:, m] | uses_if_missing_s, torch.nan)
         counted_row_index = slice(None) if credits_steps else timeline.last_with(~compared_reward_sm[:, m].isnan())
@@ -372,7 +372,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(status: Int[Tensor, " s *m"]) -> Bool[Tensor, " s *m"]:
-    """Mark rewards that a reward function computed or failed to compute: those that are neither ABSENT nor UNSCORED."""
+    """Mark rewards that a reward function tried to compute: their status is neither ABSENT nor UNSCORED."""
     return (status != int(Status.ABSENT)) & (status != int(Status.UNSCORED))
 
 

@@ -370,7 +370,7 @@ class Turns:
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
-    """Number the runs of True in each row of a mask, from 0. Entries outside the mask get -1."""
+    """For each True in a mask, return the number of its run in the row, from 0. Entries outside the mask get -1."""
     shifted_mask_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
     return torch.where(mask_nt, (mask_nt & ~shifted_mask_nt).cumsum(dim=1) - 1, -1)
 

@@ -102,7 +102,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
         """Let SkyRL sample more prompts until enough groups get credit."""
         useful_uids = self._useful_uids(generator_output, uids)
-        # SkyRL keeps groups with unequal rewards, so give one row of each useful group reward 1, and all other rows 0.
+        # SkyRL keeps groups with unequal rewards, so set the reward of one row per useful group to 1, and all others to 0.
         first_row_indices = {uids.index(uid) for uid in useful_uids}
         fake_rewards = [float(row in first_row_indices) for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
@@ -146,7 +146,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, in the order of the batch's rows."""
-        # If SkyRL knew the boundaries of mini-batches that need padding, it would return padding rows, too.
+        # For mini-batches that need padding, SkyRL would also return padding rows, so do not pass their boundaries.
         row_multiple = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % row_multiple for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)

@@ -137,9 +137,9 @@ def check_own_advantage(
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # The loss's derivative by log-probabilities, then by advantages, shows if TRL averages a completion's advantages.
+    # Differentiate the loss by log-probabilities, then by advantages, to see if TRL averages a completion's advantages.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # each token gets its own weight in [1, 2)
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1  # different weights, in [1, 2), tell tokens apart
     test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None

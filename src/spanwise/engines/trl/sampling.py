@@ -100,7 +100,7 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Mark the groups that get credit or, if the criterion is an objective, the groups whose rewards for it differ."""
+        """Mark the groups that get credit or, if the user chose an objective, the groups with unequal rewards for it."""
         extra_fields = next((output for output in generated if isinstance(output, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})

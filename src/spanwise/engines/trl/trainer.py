@@ -309,7 +309,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return generated_outputs
 
     def _check_prompt_ends(self, prompt_ids: Any) -> None:
-        """Refuse a prompt that does not fit the layout. After the first batch, only warn once."""
+        """Refuse a prompt whose end does not fit the layout. After the first batch, only warn once."""
         is_first_batch = self._is_first_time("prompts")
         for last_ids in dict.fromkeys(tuple(prompt_tokens)[-64:] for prompt_tokens in prompt_ids):
             prompt_end = self._text_tokenizer.decode(list(last_ids), skip_special_tokens=False)
@@ -411,7 +411,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
         """Sample and credit a group of completions per row, without effect on training. One process only."""
         was_training = self.model.training
-        # Each `Step` warns only once, so use a new one, and leave the warnings of `self.step` to the training.
+        # A `Step` gives each warning only once. Use a new one, so that training still gives the warnings of `self.step`.
         sample_step = Step(self.scheme, self.step.vocabulary)
         temporary_attributes = {"step": sample_step, "_logs": copy.deepcopy(self._logs), "_done": {*self._done}}
         self.model.eval()
@@ -558,7 +558,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
 @contextmanager
 def _changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of an object other values in a `with` block, and restore the old values even after an error."""
+    """Set attributes of an object during a `with` block, and restore the old values even after an error."""
     old_values = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -570,7 +570,7 @@ def _changed(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def _checked(log_extra: Callable[[str, list[Any]], None], completion_count: int) -> Callable[[str, list[Any]], None]:
-    """Make `log_extra` refuse columns without exactly one value per completion, or TRL's table would misplace the values."""
+    """Make `log_extra` refuse columns without one value per completion, because TRL's table would misplace the values."""
 
     def checked(column: str, values: list[Any]) -> None:
         if len(values) != completion_count:

@@ -43,7 +43,7 @@ class Rows:
     session: Sequence[Any] | None = None  # The rollout id of each row; None: every row is a rollout.
     output_number: Sequence[int] | None = None  # The number of each row within its rollout.
     padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch.
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # Maps `Batch` fields to one value per token.
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # Maps a `Batch` field to the tokens' values.
     # For each mode, such as LaSeR: the column of the token that the mode appended to each row, or -1 for no token.
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class UnpackedBatch:
         row_turns = None
         for n in (mask_nt != is_sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~is_sampled_nt[n]).any():
-                continue  # fewer tokens are fine: verl's rejection sampling may mask some
+                continue  # verl's rejection sampling may mask some of the sampled tokens
             raise AlignmentError(
                 f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker counted "
                 f"{int(is_sampled_nt[n].sum())} tokens as the model's own. So spanwise would also score tool output. Let agent "
@@ -152,7 +152,7 @@ class UnpackedBatch:
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
     """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
-    parse_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
+    parse_text = cache(json.loads)  # the rows of a rollout share a text, which is parsed once
     rollout_dicts, output_dicts = [], []
     for n, packed_text in enumerate(packed):
         if not isinstance(packed_text, str):

@@ -109,14 +109,14 @@ class SpanRewardManager(RewardManagerBase):
             read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=turn_state_s
         )
         if self.filter_metric == ANY_REWARD:
-            # A text, unlike a number, is left out of verl's validation means. verl's group filter turns it into a number.
+            # verl leaves texts, unlike numbers, out of its validation means. Its group filter turns them into numbers.
             extra_info[ANY_REWARD] = str(_mark_rewards(read_batch, self.scheme))
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
         row_dicts = []
         for row, ids_t in zip(row_fields, ids, strict=True):
-            # verl's agent loop turns lists, such as the messages of a prompt, into arrays.
+            # verl's agent loop converts lists, such as the messages of a prompt, to arrays.
             row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
             gold_answer = (row.get("reward_model") or {}).get("ground_truth")
             text_columns = {
@@ -177,7 +177,7 @@ def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: di
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager_config is None or not used_columns:
         return None
-    # If the user chose no reward, verl's reward manager fills only `environment`. The agent loop fills other columns.
+    # If the user chose no reward, verl's reward manager fills only the column `environment`. The agent loop fills the rest.
     if not user_chose_reward(config, manager_config.name) and "environment" not in used_columns:
         return None
     user_config = copy.deepcopy(config)

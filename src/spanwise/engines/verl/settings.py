@@ -46,7 +46,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
     trainer_class.spanwise = None  # If the trainer has a recipe: a `VerlRun`, which computes the recipe's credit.
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, which functions in `legacy` look up.
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, which functions in `legacy` use.
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ def prepare(config: Any) -> VerlRun:
 
 
 def _replace_loss_mode(config: Any) -> str | None:
-    """Replace verl's `loss_agg_mode` if its divisor cannot be undone. Return a sentence on the change, or None."""
+    """Replace verl's `loss_agg_mode` if spanwise cannot undo its division. Return a sentence on the change, or None."""
     actor_config = config.actor_rollout_ref.actor
     is_batch_split = config.data.train_batch_size > actor_config.ppo_mini_batch_size
     has_several_mini_batches = is_batch_split and _trainer_mode(config) != "separate_async"
@@ -284,7 +284,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             f"Objective '{name}' has scope: turn, but your reward function or manager gives one number for a whole "
             f"rollout. Write scope: rollout. Or remove the function or manager, and let your agent loop give each entry of "
             f"'turns' its own '{column}'.": user_chose_reward(config, manager_name)
-            # It is no fault if the function rewards whole rollouts for one objective, and the agent loop turns for another.
+            # The user's function may reward whole rollouts for one objective while the agent loop rewards turns for another.
             and (column == "environment" or turn_columns.keys() == paid_result_names)
             for column, name in turn_columns.items()
         },

@@ -50,7 +50,7 @@ def attach(v1: Any) -> None:
 
     @around(v1.trainer_base.MetricsAggregator, "_get_aggregation_type")
     def get_aggregation_type(original: Any, self: Any, metric_name: str) -> str:
-        """Average the metrics of blocks. verl goes by words in a name, and would add up those of a block called `summary`."""
+        """Average metrics `credit/...`. verl goes by words in a name, and would add up those of a block called `summary`."""
         return "weighted_avg" if metric_name.startswith("credit/") else original(self, metric_name)
 
     @around(v1.PPOTrainer, "_compute_metrics")
@@ -86,7 +86,7 @@ def rows_of(batch: Any, run: VerlRun) -> Rows:
     extra_fields = list(fetched_fields["extra_fields"])  # The TransferQueue may return an array instead of a list.
     key_parts = [key.rsplit("_", 2) for key in batch.keys]  # A row's key is "<prompt id>_<rollout number>_<output number>".
     token_column_by_mode = {}
-    for name, mode_part in run.parts.items():  # an appended token is the last of its row, and masked
+    for name, mode_part in run.parts.items():  # a mode's appended token is the last of its row, and masked
         token_columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == mode_part.token and not mask[-1] else -1
             for ids, mask in zip(fetched_fields["responses"].unbind(), fetched_fields["response_mask"].unbind(), strict=True)

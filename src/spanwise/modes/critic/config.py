@@ -186,7 +186,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, has_critic: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Check an engine's critic against the recipe. Return {error message: a true value if it applies}."""
+    """Check that an engine has the critic that the recipe needs. Return {error message: a true value if it applies}."""
     value_names = scheme.value_names
     setting_name = option.split("=")[0]
     return {

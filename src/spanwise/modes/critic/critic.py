@@ -54,10 +54,10 @@ class Critic:
             raise RecipeError("critic.offload is true, but on a CPU the critic is in main memory. Remove critic.offload.")
         self.model, self.config, self.accelerator, self.gamma, self.seed = model, config, accelerator, gamma, seed
         self.micro_batch = config.micro_batch or micro_batch
-        self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
+        self.updates = self.batches = 0  # the numbers of the critic's optimizer steps and generation batches
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            inner_model = self.model.model  # transformers 5 renamed the method
+            inner_model = self.model.model  # transformers 5 renamed `gradient_checkpointing_enable`
             getattr(inner_model, "activation_checkpointing_enable", inner_model.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -238,7 +238,7 @@ class _Batch:
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
-        """Count the critic's NaN or infinite values in each row: at trained tokens, and at a truncated end if it is used."""
+        """Count each row's NaN or infinite values: at trained tokens, and at a truncated end whose value the critic uses."""
         uses_end_value_n = self.truncated_n & (self.config.truncated == "bootstrap")
         is_nonfinite_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
         is_nonfinite_end_ns = uses_end_value_n[:, None] & ~self.ends(value_nts).isfinite()
@@ -299,7 +299,7 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
-        if reward_streams.names != ("return",):  # each objective's value counts only in the blocks of that objective
+        if reward_streams.names != ("return",):  # an objective's values are used only in the blocks that it rewards
             value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=critic_result.bootstrap_ns)), metrics
 

@@ -70,7 +70,7 @@ class ValueModel(nn.Module):
         try:
             model.base_model.load_state_dict({name: x.float() for name, x in merged_policy.base_model.state_dict().items()})
         except RuntimeError as error:
-            if "size mismatch" not in str(error):  # pass on other errors, such as a lack of memory
+            if "size mismatch" not in str(error):  # raise all other errors unchanged, such as a lack of memory
                 raise
             raise RecipeError(
                 "spanwise cannot copy the policy as a critic, because its weights are quantized or sharded (DeepSpeed ZeRO-3). "

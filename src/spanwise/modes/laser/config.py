@@ -116,7 +116,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference so high that no score, beta (logp - reference), can reach 1, because logp is at most 0."""
+        """Refuse a reference with which no score, beta (logp - reference), can reach 1: logp is at most 0."""
         if -self.beta * reference < 1:
             lowest_beta = math.ceil(-100 / reference) / 100 if reference < 0 else math.inf
             remedy_text = f"Set beta to {lowest_beta:.2f} or more" if reference < 0 else "Set a reference below 0"
@@ -193,7 +193,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return a policy's recorded scores of its own completions, for `rows` of one step. {} if the credit uses none."""
+        """Return the recorded scores of a policy's own completions `rows`, all of one step. {} if the credit uses none."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:

@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: The first mean score must lie at most `_FAR` outside [0, 1]. More than `_NEAR` from 0, the score gives a warning.
+#: Refuse a first mean score more than `_FAR` outside [0, 1], and warn if it is more than `_NEAR` from 0.
 _FAR, _NEAR = 0.5, 0.1
 
 

@@ -200,7 +200,7 @@ class SelfRewarding(TrlPart):
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities. All processes run equally many rows."""
-        max_row_count = int(self.gather(wanted_n.sum()[None]).max())  # all processes gather, even one without images
+        max_row_count = int(self.gather(wanted_n.sum()[None]).max())  # all processes call `gather`, even without images
         if "pixel_values" in output:
             return self._read_ends_with_images(output)
         sequence_rows = sequences(output, batch)

@@ -174,7 +174,7 @@ def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):
         response_texts = record["texts"]
-        texts_hash = hash(tuple(response_texts))  # keep a hash, because the texts may not fit into memory
+        texts_hash = hash(tuple(response_texts))  # keep a hash of the texts, which may not fit into memory
         seen_rows, seen_texts_hash, seen_filters = responses_of_document.get(record["key"], no_responses)
         if seen_rows and texts_hash == seen_texts_hash and record["filter"] not in seen_filters:
             seen_filters.append(record["filter"])

@@ -40,7 +40,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
         tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     number_columns = schema.token_columns(column_names)
-    # Training used the advantages `recorded`. If the file has none and names only one method, training used that method's.
+    # Training used the advantages `recorded` or, if the file has none, the advantages of the file's only method.
     possible_methods = [schema.RECORDED] if schema.RECORDED in method_names else method_names
     advantage_columns = [schema.column("advantages", method) for method in possible_methods]
     recorded_names = [name for name in advantage_columns if name in column_names] if len(advantage_columns) == 1 else []
@@ -201,7 +201,7 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
 
 
 def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
-    """Return which completions the loss used. Those that it left out have sampled tokens but no block."""
+    """Mark the completions that were trained. Those that the loss left out have sampled tokens but no block."""
     block_names = schema.family_names(table.column_names, "end")
     block_ends = [table[schema.column("end", name)].to_numpy() for name in block_names]
     if not block_ends:

@@ -135,7 +135,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 def _read_branches(
     files: Sequence[Path], branches: Collected, errors: list[str | None], *, keep_ids: bool
 ) -> Iterator[cells.Parts]:
-    """Yield the text of each branch (path of messages), and collect its other fields and the errors of empty episodes."""
+    """Yield the text of each branch (path of messages), and add its fields to `branches` and each error to `errors`."""
     for episode_rows, error in parse_records(files, _parse_episode):
         errors.append(error)
         for row in episode_rows:

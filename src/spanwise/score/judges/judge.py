@@ -76,7 +76,7 @@ def _check_ready(options: Mapping[str, Any]) -> None:
     """Refuse to ask a judge if its package or its API key is missing."""
     key_name = options["key"]
     lacks_key = not os.environ.get(key_name) and (options["base_url"] is None or key_name != "OPENAI_API_KEY")
-    shown_key = key_name if key_name.isupper() else "that the option 'key' names"  # `key` may hold a secret, not a name
+    shown_key = key_name if key_name.isupper() else "that the option 'key' names"  # `key` may hold the secret itself
     key_fault = f"The judge has no key. Set the environment variable {shown_key}, or name another variable with key: NAME."
     key_fault += " A server of your own (base_url) needs no key."
     package_fault = "The reward 'judge' needs the package openai. Install 'spanwise[judge]'."

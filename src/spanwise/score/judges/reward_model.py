@@ -19,7 +19,7 @@ from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, PiecewiseText, Status, present
 
-#: A reward model's cache of results is emptied once it holds more than this many.
+#: A reward model's cache is emptied once it holds more than this many results.
 _REMEMBERED = 65_536
 
 
@@ -147,7 +147,7 @@ class _Row(NamedTuple):
 
     ids: tuple[int, ...]
     types: tuple[int, ...]  # The type of each token; empty if the model takes no types.
-    places: tuple[int, ...]  # The tokens whose logits are read; empty if the row as a whole has logits.
+    places: tuple[int, ...]  # The tokens whose logits are read; empty if the model returns one result per row.
 
 
 class _RewardModel:
@@ -201,7 +201,7 @@ class _RewardModel:
         self.numbers: dict[_Row, list[float]] = {}
 
     def row(self, cells: Mapping[str, Any], text_pieces: Sequence[str]) -> _Row:
-        """Encode a prompt and the pieces of a completion, once for all objectives."""
+        """Encode a prompt and a completion's `text_pieces`, and keep the result for all objectives."""
         prompt_cell = prompt_of(cells)
         if prompt_cell is None:
             raise DataError(

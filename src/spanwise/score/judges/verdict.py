@@ -117,7 +117,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     likely_tokens = verdict_token.get("top_logprobs") or [verdict_token]
     text_probabilities = [(_plain(token["token"]), math.exp(token["logprob"])) for token in likely_tokens]
-    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # key "" is for a token with which several choices begin
+    probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "" stands for tokens with which several choices begin
     for text, probability in text_probabilities:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
         if len(begun_choices) > 1:  # with the tokens "no" and "not", "no" does not stand for the choice "not sure"
