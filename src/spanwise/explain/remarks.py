@@ -94,7 +94,7 @@ class Watch:
         new_warning_keys = warnings.keys() - self._given_keys
         new_sentences = self._take_new(warnings)
         absent_shares = everyone.scores.reward_nm.isnan().double().mean(dim=0).tolist()
-        # If the batch's metrics show the same problem, do not warn again, unless the share of absent rewards has changed.
+        # If a metric of the batch is alarming because of the same problem, do not warn again about that metric.
         for warning_kind, _, name in (key.partition("/") for key in new_warning_keys):
             if warning_kind == "tags":
                 self._given_keys.add("credit/malformed")

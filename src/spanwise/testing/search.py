@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: The smallest number of examples if `facts_to_show` names cases for a property, such as a negative result.
+#: The smallest number of examples for a property for which `facts_to_show` names cases, such as a negative result.
 _LEAST_EXAMPLES = 60
 
 
