@@ -65,13 +65,13 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Apply `compute` to the credits of each block. Completions without the block are left out."""
+    """Compute one number from the credits of each block by `compute`. Completions without the block are left out."""
     numbered_blocks = enumerate(batch.scheme.layout.names)
     return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in numbered_blocks}
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide each objective's count by the number of completions, trajectories or turns it scores."""
+    """Divide each objective's count by the number of completions, trajectories or turns that the objective scores."""
     if count_m is None:
         return {}
     scored_count_m = batch.credit.count_m
@@ -124,7 +124,7 @@ def dead_strata(
     credit: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, tuple[int, int]]:
     """Count the strata (sets of completions that are compared), and the strata in which no completion gets credit."""
-    # With a critic, rewards are compared with values, so there are no compared sets.
+    # With a critic, completions are not compared with each other, so there are no strata.
     if scheme.value_names or credit.adv_nm is None or credit.comparison is None:
         return {}
     index_by_name = {" + ".join(scheme.names): 0}

@@ -23,8 +23,8 @@ class Part:
     block: int  # The number of the block in the layout.
     segmenter: str  # The name of the segmenter that finds the part, such as `tags`.
     mark: str  # The tag, path or pattern in the layout, without the name of a segmenter.
-    key: str  # The name under which `BlockText` holds the part's text.
-    index: int | None = None  # Which match of `mark` the part is, counted from 0; None: every match.
+    key: str  # The key of the part's text in `BlockText`.
+    index: int | None = None  # The number of the match of `mark`, counted from 0; None: every match.
 
 
 @dataclass(frozen=True, init=False)
@@ -155,7 +155,7 @@ class Layout:
 
     @property
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
-        """The blocks as (name, marks, index), where the index counts the copies of a repeated block."""
+        """The name and marks of each block, and its index among the copies of a repeated block, else None."""
         return [
             (name if repeat_index is None else name.replace(EACH, f"[{repeat_index}]", 1), marks, repeat_index)
             for name, marks in self.blocks
@@ -231,7 +231,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Pair each block with its marks, such as tags; in a plain list of names, each name is its block's mark."""
+    """Pair each block with its marks, such as tags; in a list of names, each name is also the block's mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):

@@ -20,7 +20,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
 SIGMA_RATIO = 0.75  # The standard deviation of HL-Gauss in bin widths, after Farebrother et al.
-_ROUNDING = 1e-3  # Rounding may put a target outside the bins by this share of a bin's width.
+_ROUNDING = 1e-3  # A target may lie outside the bins by this share of a bin's width, because of rounding.
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
@@ -115,7 +115,7 @@ def dppo(
     check_known("divergence", divergence, ("tv", "kl"))
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
-    dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # in 16 bits, 1 - p of a sure token would be 0
+    dtype = torch.promote_types(logp_nt.dtype, torch.float32)  # in 16 bits, 1 - p would be 0 for p close to 1
     exact_logp_nt, exact_logp_old_nt = detached_logp_nt.to(dtype), logp_old_nt.to(dtype)
     prob_nt = exact_logp_nt.exp()
     prob_old_nt = exact_logp_old_nt.exp()
@@ -318,7 +318,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into the error of completion means and the error of deviations from these means.
+    r"""Split a critic's squared error into the error of completion means and the error within completions.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within

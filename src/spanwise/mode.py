@@ -124,7 +124,7 @@ class Mode:
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of each completion's score in the credit, and the score relative to its group."""
+        """Return each score's weight in the credit, and the score relative to its group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:

@@ -267,7 +267,7 @@ def is_number_table(choices: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Collect names by group: names `reward.part` form one group per reward that has more than three parts."""
+    """Group names: the names `reward.part` of a reward with more than three parts form one group."""
     all_names = list(names)
     names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)

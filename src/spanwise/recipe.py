@@ -186,7 +186,7 @@ class Recipe(BaseModel):
             number_type, type_text = (int, "a whole number") if name == "workers" else (int | float, "a number of seconds")
             if isinstance(limit, bool) or not isinstance(limit, number_type):
                 raise ValueError(f"verifier.{name} is {limit!r}, but must be {type_text}.")
-        MathVerifier(**limits)  # the constructor refuses wrong limits, and starts no worker process yet
+        MathVerifier(**limits)  # let the constructor refuse wrong limits; it starts no worker process yet
         return limits
 
     @field_validator("*", mode="before")
@@ -338,7 +338,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse a change of `method`, `baseline` or `calibration` that has no full effect because of other recipe fields."""
+    """Refuse a change of `method`, `baseline` or `calibration` if other recipe fields undo part of its effect."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -388,7 +388,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return [field_objective]  # JSON keys get credit, too, because a wrong key makes its field missing
     paid_block_names = rest_blocks if credits_blocks else layout.names
     if credits_blocks:
-        # Do not reward the block of keys and punctuation for fields: many field rewards would outweigh its own two rewards.
+        # Let no field reward the block of keys and punctuation, because many fields would outweigh its own two rewards.
         field_objective |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -503,7 +503,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def recorded_elsewhere(*, block: str = "", criteria: str = "", criterion: str = "", **_: Any) -> list[float]:
-    """Stand in for a reward function whose rewards a file holds. Take the parameters that objectives may ask for."""
+    """Stand in for a reward function whose rewards are in a file. Take the parameters that objectives may ask for."""
     raise RecipeError(
         "This reward is only recorded in a file, so it cannot be computed. To compute it, name its function in the recipe."
     )
@@ -551,7 +551,7 @@ def _explain(error: ValidationError) -> str:
         fault_type = pydantic_error["type"]
         wrong_value = pydantic_error["input"]
         fault_context = pydantic_error.get("ctx", {})
-        # Drop the types that Pydantic adds to a field's path.
+        # Leave out the names of types, which Pydantic adds to a field's path.
         field_path = ".".join(str(name) for name in pydantic_error["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":
             faults.append(_no_field(field_path))

@@ -133,7 +133,7 @@ def imported(path: str, *, what: str) -> Any:
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
-                raise ModuleNotFoundError(name=module_name)  # the name stands for a folder without code
+                raise ModuleNotFoundError(name=module_name)  # the import found only a folder without code
         else:
             module = _run(module_file, module_name)
     except (Exception, SystemExit) as error:  # when imported, a user's module may raise any error, or exit
@@ -177,7 +177,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Put `folder` before a path `file.py:function` if the file is there, so that it is found from the current folder."""
+    """Put `folder` before the path `file.py:function` of a file in it, so that the path works from the current folder."""
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path

@@ -243,7 +243,7 @@ class Scheme:
             )
 
     def check_forgets(self, engine: str) -> None:
-        """Refuse a method with a memory of earlier batches (`RecipeError`), because the engine's checkpoints lose it."""
+        """Refuse a method that remembers earlier batches (`RecipeError`), as the engine's checkpoints lose the memory."""
         if self.entry.stateful:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, but {engine} saves no such memory in its checkpoints, "
@@ -261,7 +261,7 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names of the numbers that rewards measure, such as costs. Form: "<objective>/<measure>"."""
+        """The names of costs that rewards report, such as a judge's requests. Form: "<objective>/<measure>"."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:

@@ -54,11 +54,11 @@ class ReadBatch:
     """A batch with the blocks, rewards and statuses that were read from its completions (`Reading`)."""
 
     batch: Batch  # One row per completion, or per turn.
-    reading: Reading  # The blocks and rewards of each row. In `gathered`, the texts and usually the spans are missing.
+    reading: Reading  # The blocks and rewards of each row; a `gathered` batch lacks the texts and usually the spans.
     completions: int  # The number of completions.
     turns: Turns | None = None  # The place of each row's turn in its completion; None without turns.
     gathered: ReadBatch | None = None  # The batch of all processes; None: there is one process.
-    here: slice = field(default_factory=lambda: slice(None))  # The range of this process's rows in `gathered`.
+    here: slice = field(default_factory=lambda: slice(None))  # The rows of this process within `gathered`.
 
     @property
     def everyone(self) -> ReadBatch:
@@ -363,7 +363,7 @@ class Step:
         """Split completions into one row per turn, if the scheme or the rollouts ask for it."""
         # A method for tokens credits a whole conversation as one sequence.
         turn_lists = None if self.scheme.entry.kind == "token" else batch.columns.get(TURNS)
-        # If any completion lists turns, split all, so that `turn_rows` refuses completions that list none.
+        # Split if any completion lists turns, so that `turn_rows` refuses completions that list none.
         must_split_turns = turn_lists is not None and (
             all(map(says_turns, turn_lists)) or any(says_turns(turn_list) and turn_list for turn_list in turn_lists)
         )

@@ -89,7 +89,7 @@ class Status(IntEnum):
     UNPARSABLE = 2  # The text that the reward reads has no readable value (such as a confidence of "high").
     TIMEOUT = 3  # The check of the completion was stopped at its deadline.
     ERROR = 4  # The check of the completion raised an error, or its process died.
-    UNSCORED = 5  # No reward was computed: a file lacks it, no criterion asks for it, or `only` excludes it.
+    UNSCORED = 5  # No reward was computed: a file lacks it, no criterion asks for it, or the setting `only` excludes it.
     BROKE = 6  # The completion made its check fail twice, so it counts as wrong.
 
 
@@ -271,14 +271,14 @@ class Scores(ByCompletion):
 class Comparison(ByCompletion):
     """The numbers behind each advantage `(reward - baseline) / divisor`, and which rewards were compared."""
 
-    worth_nm: Float[Tensor, "n m"]  # The float64 reward, or `if_missing` if the reward is missing; NaN if both are missing.
-    #: The float64 baseline that is subtracted from the reward (`worth_nm`); NaN if no single number is subtracted.
+    worth_nm: Float[Tensor, "n m"]  # The float64 reward, else `if_missing`; NaN if there is neither.
+    #: The float64 baseline that is subtracted from `worth_nm`; NaN if no single number is subtracted.
     baseline_nm: Float[Tensor, "n m"]
     #: The float64 divisor of `worth_nm - baseline_nm`: 1 if nothing is divided, NaN without a baseline.
     divisor_nm: Float[Tensor, "n m"]
-    stratum_nm: Int[Tensor, "n m"]  # The number of the set in which the reward is compared; -1: in no set.
-    level_nm: Int[Tensor, "n m"]  # How many outcomes the comparison ignores, counted from the end of `Objective.given`.
-    members_nm: Int[Tensor, "n m"]  # How many rewards are compared; `if_missing` is not counted.
+    stratum_nm: Int[Tensor, "n m"]  # The number of the set of compared rewards; -1: in no set.
+    level_nm: Int[Tensor, "n m"]  # How many of the last outcomes in `Objective.given` the comparison ignores.
+    members_nm: Int[Tensor, "n m"]  # How many rewards are compared, without those from `if_missing`.
     averaged_nm: Int[Tensor, "n m"]  # How many rewards the baseline averages; 0 if it is not a plain mean.
     reason_nm: Int[Tensor, "n m"]  # Why the advantage is 0 (a `Zero`); `Zero.CREDITED` for any other advantage.
     about_nm: Int[Tensor, "n m"]  # The number of the objective that the reason is about; -1: all objectives.
@@ -295,19 +295,19 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return a copy whose `reason_nm` fits new advantages: it says which of them are 0, and why."""
+        """Return a copy with `reason_nm` for new advantages: which of them are 0, and why."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return a copy for new advantages that follow from no baseline. Its baselines and divisors are NaN."""
+        """Return a copy for new advantages that are computed without a baseline. Its baselines and divisors are NaN."""
         nan_nm = torch.full_like(self.baseline_nm, torch.nan)
         zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Return a copy with baselines and divisors that turn each advantage into (advantage - `shift`) / `divisor`."""
+        """Return a copy whose baselines and divisors give (advantage - `shift`) / `divisor` for each advantage."""
         return replace(self, baseline_nm=self.baseline_nm + shift * self.divisor_nm, divisor_nm=self.divisor_nm * divisor)
 
 

@@ -17,7 +17,7 @@ from spanwise.types import Credit, Zero
 
 __all__ = ["Zero", "reason_of", "zero_reasons"]
 
-#: `key_of` multiplies the number of a reason by this factor, so that keys sort in the order of `Zero`.
+#: A key is a reason's number times this factor, plus an objective's number, so that keys sort in the order of `Zero`.
 _OBJECTIVES = 4096
 
 
@@ -27,7 +27,7 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason why an advantage is 0, which `key_of` put into the key."""
+    """Return the reason why an advantage is 0 from a key that `key_of` made."""
     return Zero(key // _OBJECTIVES)
 
 
@@ -38,19 +38,19 @@ class Count:
     reason: Zero
     objective: str  # the objective that `reason` is about; empty if there is none
     tokens: int
-    completions: int  # How many completions have the reason in `Zeros.key_n`.
-    rows: tuple[int, ...] = ()  # A few completions with the reason, or if there are none, with tokens that have it.
-    has_more_rows: bool = False  # Whether more completions than those in `rows` have the reason.
+    completions: int  # How many completions have the reason as a whole (`Zeros.key_n`).
+    rows: tuple[int, ...] = ()  # A few completions with the reason; if there are none, completions with tokens that have it.
+    has_more_rows: bool = False  # Whether `rows` leaves out completions with the reason.
 
 
 @dataclass(frozen=True)
 class Zeros:
     """The reasons why tokens of N completions have the advantage 0. All completions' tokens form one list."""
 
-    names: tuple[str, ...]  # The names of the objectives. A key (`key_of`) contains an index into them.
-    key_v: Int[Tensor, " v"]  # The key (`key_of`) of each token, which says why the token has credit or none.
+    names: tuple[str, ...]  # The names of the objectives, to which keys (`key_of`) refer by index.
+    key_v: Int[Tensor, " v"]  # Why each token has credit or none, as a key that `key_of` makes.
     row_v: Int[Tensor, " v"]  # The row number of each token's completion.
-    key_n: Int[Tensor, " n"]  # By completion: CREDITED if a token is, MASKED if all are, else the most frequent other key.
+    key_n: Int[Tensor, " n"]  # Each completion's key: CREDITED if a token is, MASKED if all are, else the commonest other.
 
     def objective(self, key: int) -> str:
         """Return the name of the objective in a key, which `key_of` makes. Return "" if the key contains no objective."""

@@ -203,7 +203,7 @@ def _find_streams(
     inputs: Mapping[str, Any],
     values: ValuesName | None,
 ) -> Streams | None:
-    """Build a table of token rewards for each value that the critic predicts. Return None for a method without a critic."""
+    """Build a table of token rewards for each kind of value that the critic predicts, or None without a critic."""
     block_nt, mask_nt, value_nt = inputs.get("block_nt"), inputs.get("mask_nt"), inputs.get("value_nt")
     if method.kind != "token":
         return None
@@ -243,7 +243,7 @@ def _average_by_block(token_credit_nt: Tensor, block_nt: Tensor, block_count: in
 
 
 def _explain_masked(comparison: Comparison, bootstrap_n: Tensor | None, adv_nm: Tensor) -> Comparison:
-    """If the bootstrap value is NaN, because `truncated: mask` drops the completion, explain its zero credit by LEFT_OUT."""
+    """Explain zero credit by LEFT_OUT if the bootstrap value is NaN because `truncated: mask` drops the completion."""
     if bootstrap_n is None:
         return comparison
     is_masked_n1 = bootstrap_n.reshape(len(adv_nm), -1).isnan().any(dim=1, keepdim=True)
@@ -278,8 +278,8 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: RunMethod, inputs: Mapping[str, Any], streams: Streams, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method once per value that the critic predicts, and add up the weighted advantages."""
-    credit_sum = torch.zeros((), device=stop_n.device)  # adding to a 0-d tensor keeps the dtype of the advantages
+    """Run a method once for each kind of value that the critic predicts, and add up the weighted advantages."""
+    credit_sum = torch.zeros((), device=stop_n.device)  # a 0-d tensor does not change the dtype of the sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         advantage_nt, _ = run_method({**inputs, **stream_inputs}, inputs["block_nt"].shape)
         weighted_advantage_nt = streams.weight_s[s] * advantage_nt

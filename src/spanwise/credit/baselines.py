@@ -142,7 +142,7 @@ def advantage(
     merged_result: Explained | None = None
     is_uncompared_n = torch.ones_like(lacks_reward_n)
     whole_batch_group_n = torch.zeros_like(group_n, dtype=torch.long)
-    groupings: list[tuple[Tensor, int]] = []  # group ids, and how many outcomes compared completions must share
+    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes that split the groups further
     if baseline == "none":
         check_rewards(reward_n)  # all baselines but `none` check the rewards in `moments`
         advantage_n = worth_n.nan_to_num(nan=0.0)
@@ -183,7 +183,7 @@ def advantage(
     assert merged_result is not None, "there is a first level"
     adv_n = merged_result.advantages
     stratum_n = merged_result.comparison.stratum_nm[:, 0]
-    # `group_index` gives the number 0 to -1 (in no stratum), so subtract 1 to get -1 again.
+    # If there is a -1 (in no stratum), `group_index` turns it into 0 and adds 1 to all others. So subtract 1.
     renumbered_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(merged_result.comparison, stratum_nm=renumbered_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -202,7 +202,7 @@ def compare_columns(
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # A completion's reward is present or missing, so one of the two addends is 0.
+    # `advantage_n` is 0 where the reward is missing, and `missing_n` is 0 where the reward is present.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
@@ -220,7 +220,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 
 
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract from each reward the `baseline_n`, a mix of the prompt's and the batch's mean reward for equal outcomes."""
+    """Subtract `baseline_n`, a blend of the mean rewards for equal outcomes in the prompt and in the batch."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
@@ -298,7 +298,7 @@ def blended_baseline(
     is_known_n = outcome_code_n >= 0
     for code in outcome_code_n[is_known_n].unique().tolist():
         has_outcome_n = outcome_code_n == code
-        counterfactual_reward_n = None  # each completion's reward if its judged outcome were `outcome_value`
+        counterfactual_reward_n = None  # the reward of each completion if its outcome were `outcome_value`
         if by_outcome_n2 is not None and (outcome_value := float(outcome_no[has_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_reward_n = by_outcome_n2[:, int(outcome_value)].double()
         estimate_n = _estimate_for_outcome(reward_n.double(), group_n, is_known_n, has_outcome_n, counterfactual_reward_n)
@@ -351,7 +351,7 @@ def _estimate_for_outcome(
     variance_en = torch.where(is_certain_en, 1.0, variance_en.masked_fill(is_certain_en.any(dim=0), torch.inf))
     combined_estimate_n = average_by_precision(estimate_en, variance_en)
     combined_estimate_n = torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n)
-    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding `lowest_reward` back may round
+    is_own_reward_n = combined_estimate_n == reward_above_lowest_n  # adding `lowest_reward` may round
     return torch.where(is_own_reward_n, reward_n, combined_estimate_n + lowest_reward)
 
 

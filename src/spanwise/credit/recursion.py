@@ -54,7 +54,7 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # Token k passes the return c[k] to the token before, and gets the advantage A[k] = r[k] - V[k] + c[k+1], where
+    # Token k gets the advantage A[k] = r[k] - V[k] + c[k+1], and passes the return c[k] to the token before:
     # c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])). At a masked token, c[k] = r[k] + c[k+1].
     carry_after_last_token_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:

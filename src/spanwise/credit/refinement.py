@@ -21,9 +21,9 @@ class Refinement:
     """A method, such as KTAE, that changes another method's token advantages."""
 
     name: ClassVar[str] = "refine"
-    method: str  # The name of the refining method, such as `ktae`.
+    method: str  # The name of the method that changes the advantages, such as `ktae`.
     options: Mapping[str, Any] = field(default_factory=dict)  # The method's options that differ from its defaults.
-    correct: str | None = None  # The objective that rewards right completions above 0; None is the first objective.
+    correct: str | None = None  # The objective whose reward is above 0 for right completions; None is the first objective.
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":

@@ -73,8 +73,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "threshold": (lambda v: is_number(v) and v >= 0, "write 0 or more. Tokens below this probability are boundaries"),
     **dict.fromkeys(("gamma", "lam"), _SHARE),
 }
-#: Like `_VALUES`, but only for options of spanwise's own methods. A plug-in's option of the same name may mean something
-#: else.
+#: Like `_VALUES`, tests of options' values, but only for spanwise's own methods: plug-ins may use the names otherwise.
 _OWN_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("h1", "h2", "h3"), _NOT_NEGATIVE),
     "quantile": _SHARE,
@@ -348,7 +347,7 @@ def preset_objectives(
     is_blockwise = chosen.kind == "block"
     correctness_baseline = "group" if takes_baseline else None
     baseline_of_second_objective = (baseline or "outcome") if takes_baseline else None
-    # A reward function gets the text of the first block in `pays`, the list of blocks that an objective rewards.
+    # Of the blocks that an objective rewards (`pays`), its reward function reads only the first.
     blocks_paid_by_correctness = (first_block,) if is_blockwise else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correctness, baseline=correctness_baseline, if_missing=0.0)]
     if preset.calibrated:

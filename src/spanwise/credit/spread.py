@@ -88,7 +88,7 @@ class Streams:
     names: tuple[str, ...]  # The names of the values that the critic predicts.
     reward_snt: Float[Tensor, "s n t"]  # The reward of each token; 0 nearly everywhere.
     mask_snt: Bool[Tensor, "s n t"]  # The tokens that get advantages; GAE and SAE skip all others.
-    weight_s: Float[Tensor, " s"]  # The weight of each name: the objective's weight, or 1 for the sum of all rewards.
+    weight_s: Float[Tensor, " s"]  # The weight of each value: the objective's weight, or 1 for the sum of all rewards.
     stop_sn: Bool[Tensor, "s n"]  # True if the completion lacks the rewarded blocks, so its last token has the reward.
     last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token gets an advantage.
 
@@ -143,7 +143,7 @@ def reward_streams(
     weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_position_n, has_token_n = find_last_token(is_trained_nt)
-    # Tokens outside blocks have the index -1. It selects the added last column, which is False.
+    # Tokens outside blocks have the index -1, which selects the last column. So add a column of False at the end.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     positions_and_flags = [find_last_token(is_paid_nt) for is_paid_nt in is_paid_mnt]

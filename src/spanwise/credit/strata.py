@@ -209,7 +209,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     outcome_no = as_columns(outcome_no)
     for outcome_index, outcome_n in enumerate(outcome_no.T):
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        # New numbers from 0 keep the stratum numbers small.
+        # Number the strata from 0 again, so that the numbers stay small.
         renumbered_stratum_n = group_index(stratum_n) if outcome_index > 0 else stratum_n
         stratum_n = renumbered_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(outcome_no.isnan().any(dim=1), -1, stratum_n)
@@ -289,7 +289,7 @@ def moments(
             f"for none. Pass group_index(ids) instead of ids of your own."
         )
     is_in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # tables have an entry for each number, so high numbers would waste memory
+    if highest_stratum > 16 * len(stratum_n):  # memory grows with the highest stratum number
         stratum_n = group_index(stratum_n).where(is_in_stratum_n, -1)
         highest_stratum = len(stratum_n)
     is_member_n = is_in_stratum_n & ~value_n.isnan()

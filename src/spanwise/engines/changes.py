@@ -25,7 +25,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[s
 
 
 def _same(name: str, old: Any, new: Any) -> bool:
-    """Return whether a setting has the same value in both runs. The keys of `layout` must also have the same order."""
+    """Return whether a setting has the same value in two runs. The keys of `layout` must also have the same order."""
     return old == new and (name != "layout" or list(old or ()) == list(new or ()))
 
 

@@ -59,7 +59,7 @@ def outcome_advantages(
     last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)
     compared_rows = sorted(rows_with_real_id | {n for n in range(last_real_row) if is_trained_n[n]})
-    reward_sum_n = token_level_rewards.double().sum(dim=1)  # the reward of rows without trained tokens
+    reward_sum_n = token_level_rewards.double().sum(dim=1)
     reward_n = torch.where(is_trained_n, step_rewards(token_level_rewards, response_mask), reward_sum_n)
     adv_n = torch.zeros_like(reward_n)
     if compared_rows:

@@ -113,7 +113,7 @@ class SpanEstimator:
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=(reply_mask_nt > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         padded_adv_nt = torch.zeros_like(padded_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)
-        # The mask shows no weight for a rollout without a reply, so take NeMo-RL's `loss_multiplier`.
+        # Without reply tokens, the mask does not tell the rollout's weight, so take NeMo-RL's `loss_multiplier`.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), padded_mask_nt.amax(dim=1), loss_multiplier_n)
         fold_factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)

@@ -119,7 +119,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     an `AlignmentError`.
     """
     reward_hook, advantage_hook = HOOKS
-    sample_credits = rollout_data["rewards"]  # `post_process_rewards` stored the credit under this name
+    sample_credits = rollout_data["rewards"]  # `post_process_rewards` wrote the credit into the field `rewards`
     has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
     refuse({f"{advantage_hook} works only together with {reward_hook}={HOOKS[reward_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
@@ -144,7 +144,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # With `per_token`, slime averages over all tokens of `batch_size` rollouts, and otherwise over each rollout's tokens.
+    # slime averages the loss over the tokens of `batch_size` rollouts if `per_token`, else over the tokens of each rollout.
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()

@@ -118,7 +118,7 @@ class _Packed(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         packed_advantages = packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)
-        # Unsloth must add the KL, because it returns no log-probabilities.
+        # Let Unsloth add the KL term: spanwise cannot, because Unsloth returns no log-probabilities.
         self.beta = self.args.beta
         return super().compute_loss(model, {**inputs, "advantages": packed_advantages}, return_outputs, num_items_in_batch)
 

@@ -15,7 +15,7 @@ from spanwise.registry import registered
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 OF_SCORE = "laser_"  # Metrics of the self-rewarding score have this prefix.
 OF_REWARD = "reward/"  # Metrics of mean rewards on held-out prompts have this prefix.
-#: The names of the evaluation figures of laser's score, which a policy gives its own answers.
+#: The names of the evaluation figures of laser's score, the policy's rating of its own answers.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
@@ -97,7 +97,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the names of later list elements, such as `price[2]`, whose first element, `price[0]`, has a name, too."""
+    """Return the names of later list elements, such as `price[2]`, if the first element, `price[0]`, is also in `names`."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 

@@ -57,7 +57,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
 
 def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict[str, str]:
-    """Build `setup_warnings` for the completions of all processes (`everyone`). This process has read only `reading`."""
+    """Build `setup_warnings` from the completions of all processes (`everyone`). This process has read only `reading`."""
     if not len(reading):
         return {}
     warning_of_key = {"tags": _warn_missing_tags(reading, everyone, scheme)}
@@ -70,7 +70,7 @@ def _setup_warnings(reading: Reading, everyone: Reading, scheme: Scheme) -> dict
         if Status.ABSENT in status_codes and objective.name in later_names:
             continue
         for warning_kind, check in (_REWARD_CHECKS if has_reward else {"scored": _warn_unscored}).items():
-            # Only the process that read a completion knows the rewards of its missing blocks.
+            # Rewards of missing blocks (`unused`) are known only in the process that read the completion.
             if sentence := check(objective, reading if warning_kind == "unused" else everyone, scheme, m):
                 warning_of_key[f"{warning_kind}/{objective.name}"] = sentence
                 break
@@ -267,7 +267,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         objective
         for m, objective in enumerate(scheme.objectives)
         if f"free/{objective.name}" in warnings
-        and not is_unparsable_nm[:, m].any()  # the joint warning of several objectives does not mention unreadable blocks
+        and not is_unparsable_nm[:, m].any()  # the joint warning for a reward's parts does not mention unreadable blocks
     ]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]

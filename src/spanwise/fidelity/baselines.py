@@ -137,7 +137,7 @@ class Fidelity:
 
 
 def index_of(kind: str, known_values: Sequence[Any], name: Any) -> int:
-    """Return the index of a name among the known names. For an unknown name, the error lists the known ones."""
+    """Return the index of a name in a list of known names. For an unknown name, the error lists the known ones."""
     check_known(kind, str(name), known_names := [str(entry) for entry in known_values])
     return known_names.index(str(name))
 
@@ -253,12 +253,12 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-#: How many numbers `_terms` returns for each completion.
+#: The number of columns of the table that `_terms` returns.
 _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute each completion's numbers, such as its squared error, whose sums `_figures_of_sums` reads."""
+    """Compute the numbers of each completion, such as its squared error, for the sums that `_figures_of_sums` reads."""
     outcome_n, is_usable_n = batch["outcome_n"], batch["usable_n"]
     same_outcome_count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (is_usable_n, outcome_n == 0, outcome_n == 1, same_outcome_count_n == 1)
@@ -274,7 +274,7 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the numbers named in `FIGURES` from the results of `_terms`, added up over completions."""
     term_sums = sums.unbind(-1)
-    # The first eight sums alternate: the size of a set of completions, then the set's sum of squared errors.
+    # The first eight sums are four pairs: the size of a set of completions, and the set's sum of squared errors.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(term_sums[0:8:2], term_sums[1:8:2], strict=True)]
     weighted_adv_square_sum, weighted_product_sum, weighted_mc_square_sum, weighted_noise_sum = term_sums[14:]
     exact_square_sum = weighted_mc_square_sum - weighted_noise_sum

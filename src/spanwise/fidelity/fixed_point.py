@@ -70,7 +70,7 @@ def fixed_point(
         expected_count_b2 = group_size * outcome_probability_b2
         occurrence_probability_b2 = -torch.expm1(group_size * torch.log1p(-outcome_probability_b2))
         expected_surplus_b2 = (expected_count_b2 - occurrence_probability_b2).clamp(min=0.0)
-        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # p = 0 gives 0 / 0
+        gradient_share_b2 = (expected_surplus_b2 / expected_count_b2).nan_to_num(nan=0.0)  # a probability of 0 gives 0 / 0
     wrong_weight_b, right_weight_b = (outcome_probability_b2 * gradient_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 

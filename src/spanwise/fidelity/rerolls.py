@@ -51,7 +51,7 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # The token ids of each completion's prompt.
-    ids_nt: Int[Tensor, "n t"]  # The token ids of completions, cut after the longest first block.
+    ids_nt: Int[Tensor, "n t"]  # The token ids of the completions, up to the end of the longest first block.
     mask_nt: Bool[Tensor, "n t"]  # The trainable tokens of the first block.
     reward_n: Float[Tensor, " n"]  # 1 if a completion's first block is right, 0 if it is wrong, NaN if it was not judged.
 
@@ -163,7 +163,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """Let sampling also end where the first block is complete. A later one-token opening tag shows it."""
+        """Let sampling also end after the first block: at a later block's opening tag, if it is one token."""
         generation_config = self.model.generation_config
         vocabulary = self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
@@ -220,7 +220,7 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
 def collect_tokens(
     roller: Roller, rows: Any, *, samples: int = 4, rerolls: int = 48, sets: int = 2, most: int = MOST, seed: int = 0
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample each completion's first block, and its rest again from each token. `choose_tokens` picks among many tokens."""
+    """Sample completions' first blocks, and their rest again from each token. `choose_tokens` picks among many tokens."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -264,7 +264,7 @@ def choose_tokens(
     """Choose the tokens to re-roll. Return how many tokens each token stands for: 0 if it is not chosen."""
     random_number_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # Choose all tokens less probable than `UNLIKELY`, and up to `most` tokens in each range of higher probabilities.
+    # Choose all tokens with a probability below `UNLIKELY`, and up to `most` tokens in each of two higher ranges.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for min_probability, max_probability in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= min_probability) & (probability_nt < max_probability)

@@ -189,7 +189,7 @@ class TokenFidelity:
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """Return a figure, such as a correlation, of an estimator that uses a critic, with its interval."""
+        """Return a figure, such as a correlation, with its interval, for an estimator that uses a critic."""
         return bootstrap(self._figure(critic, estimator, figure, kind), self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
@@ -219,7 +219,7 @@ class TokenFidelity:
         return member_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function from bootstrap weights to each estimator's correlation with Monte Carlo (-inf if undefined)."""
+        """Return a function of bootstrap weights that gives each estimator's Monte Carlo correlation (-inf if undefined)."""
         figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
@@ -338,7 +338,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute an estimator's figures (`TOKEN_FIGURES`) from sums over completions of what `_sums` returns."""
+    """Compute an estimator's figures (`TOKEN_FIGURES`) from what `_sums` returns, summed over completions."""
     term_sums = sums.unbind(-1)
     token_count, _, _, adv_square_sum, mc_square_sum, adv_mc_sum, noise_sum = term_sums
     correlation, ceiling, scaled_rmse = agreement(*term_sums)

@@ -121,7 +121,7 @@ def figure_intervals(
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure, its data, and the most extreme values that one more prompt could have."""
+    """An evaluation figure, its data, and the values of one more prompt that would lower and raise it most."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -141,7 +141,7 @@ def build_figures(
     reports = (confidence_n.cpu()[is_judged_n], correct_n.cpu()[is_judged_n])
     confidence_i, correct_i = (column.double() for column in reports)
     mean_confidence = float(confidence_i.mean())
-    share_ends = (([0.0],), ([1.0],))  # one more prompt lowers a mean most with the value 0, and raises it most with 1
+    share_ends = (([0.0],), ([1.0],))  # the values of one more prompt that lower and raise a mean most
     sharpness_ends = (([mean_confidence],), ([float(mean_confidence < 0.5)],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
@@ -314,7 +314,7 @@ def bounds(
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # use another seed than the one that drew the prompts
     centred_weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Add the noise of two unseen prompts twice, in both orders. Then swapping the two runs only negates the bounds.
+    # Add the noise of two unseen prompts in both orders, so that swapping the two runs only negates the bounds.
     unseen_noise_rb = centred_weight_rj @ unseen_jb
     swapped_noise_rb = centred_weight_rj.flip(1) @ unseen_jb
     noise_rb = torch.cat([noise_rb + unseen_noise_rb, noise_rb + swapped_noise_rb])

@@ -26,7 +26,7 @@ Prompts = Int[Tensor, " n"] | Sequence[Hashable]
 #: A function that returns one number per row of a table of weights. A row holds one weight per completion.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
-_CHUNK = 4_000_000  # the largest number of weights that one chunk of resamples holds
+_CHUNK = 4_000_000  # the most weights in one chunk of resamples
 
 
 @dataclass(frozen=True)

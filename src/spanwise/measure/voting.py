@@ -172,7 +172,7 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return, for each way of choosing an answer, the answer's expected correctness at each number of samples."""
+    """For each way of choosing an answer, return its expected accuracy at each number of samples."""
     # Sort the samples (answer, correctness, confidence), so that random subsets do not depend on the samples' order.
     # Each prompt has its own `seed`, so that the errors of random subsets average out over the prompts.
     samples = sorted(
@@ -217,10 +217,10 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weights: list[Tensor], subsets: Iterator[Float[Tensor, "m s"]]) -> list[float]:
-    """For each weighting, return the mean accuracy of votes among subsets of samples, where tied answers count equally."""
+    """Return the mean accuracy of weighted votes among subsets of samples for each weighting; tied answers count equally."""
     if not len(value_a):
         return [0.0 for _ in weights]
-    vote_weights = [vote_am * (weight_m * _MICRO).round() for weight_m in weights]  # whole numbers: sums and ties are exact
+    vote_weights = [vote_am * (weight_m * _MICRO).round() for weight_m in weights]  # whole numbers have exact sums and ties
     correct_sums, subset_count = [0.0 for _ in weights], 0
     for subset_ms in subsets:
         has_vote_as = vote_am @ subset_ms > 0

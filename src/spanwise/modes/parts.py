@@ -94,17 +94,17 @@ class RowPart(ABC):
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Take the mode's token out of the policy loss: return new `old_nt` and `adv_nt`, and the mode's loss by token."""
+        """Return `old_nt` and `adv_nt` changed so that the mode's token has no policy loss, and the mode's loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return the log-probability in the column `column_n[n]` of each row n. NaN where `column_n` is -1."""
+    """Return each row's log-probability in the column that `column_n` gives. NaN where `column_n` is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of `value_nt` with `value_n` written at `column_n` of each row. Rows with column -1 stay unchanged."""
+    """Return a copy of `value_nt` with `value_n` at column `column_n` of each row. Rows with column -1 stay unchanged."""
     value_nt = value_nt.clone()
     written_row_r = (column_n >= 0).nonzero()[:, 0]
     value_nt[written_row_r, column_n[written_row_r]] = value_n[written_row_r].to(value_nt.dtype)

@@ -107,7 +107,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 @_unchecked
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """For each baseline, draw the confidence that earns the most credit against the probability `x` of being right."""
+    """For each baseline, draw which confidence earns the most credit at each probability `x` of being right."""
     curve_chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     curve_chart.layer.insert(0, _diagonal(_UNIT))
     return curve_chart
@@ -143,7 +143,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
 
 @_unchecked
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Draw a horizontal bar chart with one label for all bars of a `name`. Rows have `name`, `series` and `value`."""
+    """Draw a horizontal bar chart, where all bars of one `name` share a label. Rows have `name`, `series` and `value`."""
     row_names = _row_names(rows)
     value_axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     value_scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
@@ -244,7 +244,7 @@ def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
     """Build invisible bands along an axis, with tooltips of all series. `keys` maps other tooltip fields to headings."""
-    # Fields are called `s0`, `s1`, ..., because a series' name may hold forbidden characters.
+    # Call the fields `s0`, `s1`, ..., because the names of series may contain forbidden characters.
     series_names = dict.fromkeys(str(row["series"]) for row in rows)
     field_of_series = {name: f"s{n}" for n, name in enumerate(series_names)}
     empty_fields = dict.fromkeys(field_of_series.values(), NOTHING)

@@ -110,7 +110,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on the accuracy of later attempts minus the first attempt's. Each chooses by majority vote."""
+    """Build the section on how much more accurate later attempts are than the first. Each chooses by majority vote."""
     first_block = next(iter(votes), "")
     curves_of_attempts = {name: curve_by_rule["majority"] for name, curve_by_rule in votes.items() if curve_by_rule}
     difference_curves = {
@@ -261,7 +261,7 @@ def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
-    """For each value under `key`, merge the table rows that have this value into one row."""
+    """Merge all table rows with the same value under `key` into one row."""
     merged_rows: dict[Any, Row] = {}
     for row in rows:
         merged_rows.setdefault(row[key], {}).update(row)

@@ -192,7 +192,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
     code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # UTF-8 encodes no surrogates
     code_of_word = {word: chr(point) for word, point in zip(distinct_words, code_points, strict=False)}
-    unlisted_code = code_of_word.get("…", "")  # words that are not listed appear as "…"
+    unlisted_code = code_of_word.get("…", "")  # "…" stands for unlisted words
     return {
         "words": distinct_words,
         "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],

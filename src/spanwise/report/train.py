@@ -81,7 +81,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_lines, *points)), default=0)
     objective_names = names_in(batch_lines, "rewards/<objective>/mean")
-    # Values with an interval replace those of the last evaluation, because they may rest on more samples.
+    # Values with an interval may rest on more samples, so they replace those of the last evaluation.
     interval_values = {name: interval.value for name, interval in intervals.items() if interval is not None}
     last_figures = points[-1] | interval_values if points else {}
     evaluations = [*points[:-1], last_figures] if points else []

@@ -42,7 +42,7 @@ class Shared:
         self._chats: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return the object of an earlier call that equals `value` (a text or chat), or `value` itself if there is none."""
+        """Return an equal text or chat from an earlier call, or `value` itself if there is none."""
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):

@@ -77,7 +77,7 @@ class CreditPart:
     objective: str  # The objective; names of summed objectives are joined by " + ".
     worth: float | None  # The reward, or the number that replaces a missing reward.
     baseline: float | None  # The number that is subtracted from `worth`; None if there is none.
-    divisor: float | None  # The number that divides `worth - baseline`; None without a baseline.
+    divisor: float | None  # The divisor of `worth - baseline`; None without a baseline.
     weight: float
     part: float  # The credit that the objective gives the completion.
     stratum: int = -1  # The index of the set of compared rewards; -1: no set.
@@ -368,7 +368,7 @@ def write_rollouts(
             if writer is not None:
                 try:
                     writer.close()
-                finally:  # closing again would fail, too, on a full disk
+                finally:  # on a full disk, closing again would fail, too
                     writer.is_open = False
     pa.default_memory_pool().release_unused()  # without `release_unused`, Arrow keeps freed memory
 

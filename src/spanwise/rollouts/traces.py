@@ -25,7 +25,7 @@ _WEIGHTS = "loss_weights"  # the field of a message that maps the name of a loss
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace that the library verifiers wrote of a trained agent. Traces with equal keys are of the same task and agent."""
+    """A trained agent's trace, written by the library verifiers. Traces with equal keys are of the same task and agent."""
 
     raw: Mapping[str, Any]
     nodes: Sequence[Mapping[str, Any]]
@@ -34,10 +34,10 @@ class Trace:
     step: int
     keyed: bool  # True if the episode has a group id
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # by trained branch: the messages of the prompt, then those of the completion
+    paths: list[tuple[list[int], list[int]]]  # for each trained branch: the indices of prompt and completion messages
 
     def prompt(self, before: Sequence[int]) -> str:
-        """Return the prompt of a completion: the text of the nodes before it."""
+        """Return the prompt of a completion: the text of the messages before it."""
         return prompt_text([object_field(self.nodes[node_id], "message") for node_id in before])
 
 
@@ -52,7 +52,7 @@ class NodeTokens(NamedTuple):
     number_lists: dict[str, list[float]]
 
     def numbers(self, name: str) -> list[float]:
-        """Return the node's numbers called `name`, such as `logprobs`. If it has none, sampled tokens get NaN."""
+        """Return the message's numbers called `name`, such as `logprobs`. If it has none, sampled tokens get NaN."""
         return self.number_lists.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
     def split(self) -> tuple[list[int], NodeTokens]:
@@ -167,7 +167,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Copy each turn's numbers in `per_token[entry]` to the field `advantages` of the turn's message (node) in a trace."""
+    """Copy the numbers `per_token[entry]` of each turn to the field `advantages` of the turn's node in a trace."""
     node_by_index: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -265,7 +265,7 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
 
 
 def branch_tokens(nodes: Sequence[NodeTokens]) -> NodeTokens:
-    """Join the tokens of a branch's nodes, from the first sampled token on."""
+    """Join the tokens of a branch's messages, from the first sampled token on."""
     all_ids = [token_id for node in nodes for token_id in node.ids]
     branch_mask = [is_sampled for node in nodes for is_sampled in node.mask]
     number_list_names = dict.fromkeys(name for node in nodes for name in node.number_lists)
@@ -281,7 +281,7 @@ def _of_length(length: int, values: list[Any], name: str, place: str, noun: str 
 
 
 def _where(trace: Trace, i: int) -> str:
-    """Name a node and its trace for an error text."""
+    """Name a node (message) and its trace for an error message."""
     return f"node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 

@@ -62,7 +62,7 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 
 @contextmanager
 def named_errors(subject: str, size: int, advice: str, call: partial[Any] | None = None) -> Iterator[None]:
-    """Name the user's function in errors of the `with` block. Warn if the block takes over a minute."""
+    """Name the user's function in errors that the `with` block raises. Warn if the block takes over a minute."""
     timeout_advice = "" if call is not None and _is_ours(call) else " spanwise does not stop slow functions. Add a timeout."
     slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions.{timeout_advice}"
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):

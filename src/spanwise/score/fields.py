@@ -326,7 +326,7 @@ def json_schema(
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **limits: Any) -> None:
-    """Refuse an invalid schema, the options `alone` and `tag` together, and impossible limits."""
+    """Refuse an invalid schema, impossible limits of a check, and the option `alone` together with `tag`."""
     check_limits(limits)
     _schema_of_recipe(schema)
     if alone and tag:

@@ -37,7 +37,7 @@ class Convention:
     takes_messages: bool = False
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
-        """Return the number and the note in a reward function's result. In a dict, `key` names the number."""
+        """Return the number and the note that a reward function gave as its result. In a dict, `key` names the number."""
         raw_reward, reward_note = self.read(result)
         if isinstance(raw_reward, Mapping):
             key = key or self.key

@@ -183,7 +183,7 @@ async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
-    """Turn the results of calls into the rewards of all completions. Raise RewardError if every call failed."""
+    """Turn the results of a function's calls into rewards of completions. Raise RewardError if every call failed."""
     function_label = label_of_function(objective)
     result_by_index = dict(results)
     refuse_if_all_failed(results, function_label, with_place=True)
@@ -220,7 +220,7 @@ def refuse_if_all_failed(
 ) -> None:
     """Raise RewardError if all of at least two calls for a batch failed, because then the reward function is at fault."""
     failed_results = [result for result in results.values() if result.error is not None]
-    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # all results in a worker are of one rollout
+    if len(failed_results) == len(results) > 1 and not REWARD_WORKERS.get():  # a worker sees only one rollout
         first_failure = failed_results[0]
         error_place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(

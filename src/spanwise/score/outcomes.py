@@ -26,7 +26,7 @@ from spanwise.registry import Registry, imported, register
 from spanwise.score.custom import called, listed_values
 from spanwise.score.reward import NAN, Columns, Texts, built_in
 
-#: The most values that an outcome may have in a batch.
+#: The most different values that an outcome may have in a batch.
 MOST_VALUES = 16
 #: The lowest code (number) of a string outcome. float64 holds every code exactly.
 _STRING_CODES = 2**52

@@ -25,12 +25,12 @@ from typing import Any
 _LONGEST_LINE = 2**26
 _SCALARS = (type(None), bool, float, str)
 _CONTAINERS = (list, tuple, set, frozenset)
-#: Maps the names of types to the types whose values are sent as copies, besides `_SCALARS`.
+#: Maps a type's name to the type, for all types besides `_SCALARS` whose values are sent as copies.
 _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` (stand-in for an object of another process) that run in the process of the object.
+#: Methods of a `Handle`, the stand-in for an object in another process, that run in that process.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -209,7 +209,7 @@ class Connection:
                 if base in _COPIED.values():
                     return [base.__name__, *map(self.encode, _constructor_arguments(base, value))]
         if self.judging and not isinstance(value, type(_error)):
-            import pickle  # unpickling may run any code, so the tests' process only sends pickles
+            import pickle  # unpickling may run any code, so the tests' process sends pickles but reads none
 
             with suppress(Exception):
                 pickled_value = pickle.dumps(value)

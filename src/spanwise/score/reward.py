@@ -153,7 +153,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first rewarded block (`pays`) with a tag, {} if no block has the tag, or None if there is no block."""
+    """Return the first block in `pays` that has a tag, {} if none has it, or None if all blocks in `pays` are missing."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     first_block = next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
     return {**first_block, "": without_end(first_block[""] or "")} if first_block and not tag else first_block

@@ -229,7 +229,7 @@ def _call_key(objective: Objective) -> tuple[Any, ...]:
 
 
 def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Score the text again, and add the outcomes and statuses to an objective's recorded rewards."""
+    """Add the outcomes and statuses that scoring the text again gives to an objective's recorded rewards."""
     if judge_of(objective) is None:
         return recorded
     new_reward = score_one(objective, text, columns=columns, scored=scored)
@@ -265,7 +265,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Make one objective for each criterion and each block that `each` matches. Replace block patterns by names."""
+    """Make one objective for each criterion, and for each block that `each` matches. Replace block patterns by names."""
     return tuple(
         block_objective
         for objective in objectives
@@ -297,7 +297,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         return [replace(objective, pays=tuple(paid_blocks))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # The nearest earlier block comes first, because `back_off` drops outcomes from the end of `given`.
+        # List the nearest earlier block first, because `back_off` drops outcomes from the end of `given`.
         earlier_names = tuple(earlier_objective.name for earlier_objective in reversed(objectives))
         given_outcomes = tuple(chain(*(earlier_names if entry == EARLIER else (entry,) for entry in objective.given)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}

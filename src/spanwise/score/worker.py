@@ -142,7 +142,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     schema_keywords: set[str] = set()
-    subschema_ids: dict[int, list[int]] = {}  # maps a schema to the schemas that it applies to the same value
+    subschema_ids: dict[int, list[int]] = {}  # maps a schema's id to the ids of the schemas that apply to the same value
 
     def check(contents: Any) -> None:
         try:

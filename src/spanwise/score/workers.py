@@ -34,7 +34,7 @@ _START_SECONDS = 120.0
 _STARTS = 3
 #: Seconds to wait before a worker is started again.
 _PAUSE_SECONDS = 0.5
-#: A lock that is held while a check is repeated, so that two checks with much memory do not run at once.
+#: A lock for repeating a failed check, so that two checks that need much memory do not run at once.
 _REPEAT_LOCK = threading.Lock()
 #: The arguments of one check, such as (gold, answer).
 Request = tuple[str | None, ...]

@@ -86,7 +86,7 @@ def _list_channels(text: str) -> list[str]:
 
 
 def _prompt_endings(mark: str) -> tuple[str, ...]:
-    """Return the signs, such as `<think>`, that open a channel if a prompt ends with them."""
+    """Return the signs, such as `<think>`, that open a channel when they end the prompt."""
     channel = mark.removesuffix(EACH)
     opening_signs = [opening_sign for name, opening_sign, _ in _PAIRS if name == channel]
     return (*opening_signs, "<|channel|>analysis<|message|>") if channel == _REASONING else tuple(opening_signs)

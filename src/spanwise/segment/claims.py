@@ -47,7 +47,7 @@ def text_end(text: bytes) -> int:
 
 
 def with_line_ends(text: bytes) -> bytes:
-    r"""Replace each token that ends a turn by spaces and a line feed of equal length. Keep `</s>` in a text with `<s>`.
+    r"""Replace each end-of-turn token by spaces and a line feed, in equal length. Keep `</s>` in a text with `<s>`.
 
     >>> with_line_ends(b"Done.<|end|>Next")
     b'Done.      \nNext'
@@ -190,7 +190,7 @@ class Pieces(NamedTuple):
     blocks: tuple[int, ...]  # The index of each piece's block in the layout.
     starts: tuple[int, ...]  # The first byte of each piece. A piece ends where the next one starts.
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # The content of each layout part, such as a tag, that is complete.
+    contents: Mapping[tuple[int, str], Inner]  # The content of each complete layout part, such as a tag.
 
 
 def assign(
@@ -246,7 +246,7 @@ def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
         if claim.inner is not None:
             content_of_part[claim.part.block, claim.part.key] = claim.inner
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
-    # If pieces of several blocks start at the same byte, keep the last piece.
+    # If several pieces start at the same byte, keep the last piece.
     piece_pairs = pairwise([(-1, -1), *block_pieces])
     block_by_start = {start: block for (_, previous_block), (start, block) in piece_pairs if block != previous_block}
     return Pieces(tuple(block_by_start.values()), tuple(block_by_start), int(fault_flags), content_of_part)
@@ -256,7 +256,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     """Cut a completion where segmenters found text. Return the pieces and the claims that were kept."""
     block_pieces = [] if rest is None else [(0, rest)]
     kept_claims = list[Claim]()
-    # A text found without an end (`stop` is None) ends where the next text without an end starts.
+    # Text without an end of its own (`stop` is None) lasts until the next text without one, or to the completion's end.
     open_claim_starts = [claim.start for claim in claims if claim.stop is None]
     stops_of_open_claims = iter([*open_claim_starts[1:], length])
     open_stops_and_blocks = [(length, rest)]

@@ -43,14 +43,14 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # the most keys and indices of a JSON path that `paths` lists
+_MOST_STEPS = 20  # the most keys and indices in a JSON path that `paths` lists
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 #: Matches a bracket, a comma or a JSON string. Groups: the string's text, its closing quote, the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: The values of `match.lastindex` for a string without a closing quote and for a key.
+#: The last group that `_TOKEN` matches (`lastindex`) for a string without a closing quote, and for a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"

@@ -22,7 +22,7 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _OPENING_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: Blocks are cached for texts with at most this many tags, because longer sequences rarely repeat.
+#: Blocks are cached for texts with up to this many tags, because longer sequences of tags rarely repeat.
 _LONGEST_CACHED = 64
 #: Names of special tokens that look like tags, such as `<pad>`.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
@@ -222,7 +222,7 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
                 content_bytes = completion[content[0] : min(content[1], end_byte)] if isinstance(content, tuple) else content
                 text_of_key[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             text_of_key[""] = b"".join(pieces_of_block[block_index]).decode("utf-8", "replace")
-    # The blocks add up to the whole text only if each is one piece, in the layout's order.
+    # Joined blocks give the whole text only if each block is one piece, in the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text_of_block
     return PiecewiseText(text_of_block, completion.decode("utf-8", "replace"))
@@ -281,7 +281,7 @@ class TagParser:
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text. Also return the byte at which each tag opens, None without the tag."""
-        texts_and_tags = self._pattern.split(text)  # texts and tags alternate
+        texts_and_tags = self._pattern.split(text)  # tags are at the odd indices
         offsets = [0, *accumulate(map(len, texts_and_tags))]
         tag_texts = tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
@@ -299,7 +299,7 @@ class TagParser:
             closes = tag.startswith(b"</")
             seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
         opening_names = [None if tag.closes else tag.name for tag in seen_tags]
-        index_of_part: dict[Part, int] = {}  # the index of each part's opening tag
+        index_of_part: dict[Part, int] = {}  # maps each part to the index of its opening tag in `seen_tags`
         next_tag_index = 0
         for part in self._parts:
             if part.mark in opening_names[next_tag_index:]:

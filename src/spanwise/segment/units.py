@@ -77,7 +77,7 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
 
 def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
-    """Register a segmenter, such as `lines`, whose blocks have no mark but may repeat their own name as the mark."""
+    """Register a segmenter, such as `lines`, that takes no mark; a block's own name is allowed as its mark."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         """Find consecutive units, such as lines. The docstring of this module has the rules."""
@@ -117,7 +117,7 @@ def _sentence_starts(sample: Sample) -> list[int]:
 
 
 def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Return a function that lists where units begin: at the start, and at the tokens that `cuts_of` returns."""
+    """Return a function that lists the bytes at which units start: 0, and where the tokens in `cuts_of` start."""
 
     def starts_of(sample: Sample) -> list[int]:
         cut_positions = cuts_of(sample)

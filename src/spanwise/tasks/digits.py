@@ -305,7 +305,7 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """Probabilities of errors, and of repeated calculations, in texts of the long digit chain."""
+    """How often lines of a long digit chain are wrong, or write their calculation twice."""
 
     slip: tuple[float, float, float]  # For `+`, `-` and `*`, the probability that a step's result is a random digit.
     careful: float = 0.3  # The share of lines that write their calculation twice and err less often.

@@ -39,7 +39,7 @@ class FieldProblems(EmbeddedProblems):
     """The digits in N prompts of the task `fields`, and the N values of a hidden field, which no prompt shows."""
 
     digit_nd: Int[np.ndarray, "n d"]  # The digits in each prompt.
-    hidden_n: Int[np.ndarray, " n"]  # The value of the JSON field `b`, which the prompt does not tell.
+    hidden_n: Int[np.ndarray, " n"]  # The value of the JSON field `b`, which no prompt shows.
 
     @property
     def prompts(self) -> list[str]:
@@ -148,7 +148,7 @@ class Fields:
         return self.objects(self.values(problems, (is_slip_nk | is_astray_nk, replacement_nk)))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Choose at random which values of training completions are wrong, and draw the digits that replace them."""
+        """Draw at random which values in training completions to replace, and the digits to put there."""
         right_share_k = [
             noise.right[k % len(noise.right)] if name in self.knowable else 0.0 for k, name in enumerate(self.names)
         ]

@@ -244,7 +244,7 @@ class DatasetColumns:
     """The columns of a dataset that hold prompts and answers."""
 
     prompt: str
-    whole: bool  # whether the column holds whole prompts, which stay unchanged
+    whole: bool  # whether the prompts in the column are complete, so that they stay unchanged
     answer: str | None
     conversations: bool = False  # True if spanwise, not the user, chose the prompt column `messages`
 

@@ -53,7 +53,7 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The ways in which a letter words an item. A comma, colon or semicolon ends the item's name.
+#: The wordings of an item in a letter. A comma, colon or semicolon ends the item's name.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 

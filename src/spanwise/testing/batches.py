@@ -112,7 +112,7 @@ class DrawnBatch:
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
-    """Put trainable tokens' values into the columns that `place_nt` gives them. Fill all other columns with `masked`."""
+    """Move trainable tokens to new columns: `place_nt` gives each column's token. Fill all other columns with `masked`."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 

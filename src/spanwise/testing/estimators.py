@@ -26,7 +26,7 @@ _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _ONE_BLOCK = "the credit of a single block equals what the function 'sequence' gives to whole completions"
 _SAYS = {**PROPERTIES, "oracle": "the result equals that of the function 'oracle'", "one block": _ONE_BLOCK}
-#: Maps the letters after `_` in an estimator's first input, such as `nk` in `reward_nk`, to what the estimator credits.
+#: Maps the axes in the name of an estimator's first input, such as `nk` in `reward_nk`, to what the estimator credits.
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
@@ -213,7 +213,7 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
-        # Test methods for turns only with rewards of 0: the sum of other equal rewards depends on the number of turns.
+        # For turns, test only rewards of 0. The sum of any other equal rewards would depend on the number of turns.
         reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
         group_reward_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))

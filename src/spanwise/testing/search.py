@@ -40,14 +40,14 @@ class Suite:
     facts_shown: set[Any] = field(default_factory=set)  # The cases that the property's examples have covered so far.
     #: Maps a property to the cases that its examples must cover, such as a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
-    #: The result columns with one number per token, each with the number that masked tokens must have.
+    #: Maps each result column with one number per token to the number that masked tokens must have in it.
     by_token: ClassVar[Mapping[str, float]] = {}
     #: The result columns that must not change when masked tokens are inserted and other tokens move along the row.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Map names to the columns that a result of the function under test holds. Columns have one entry per row."""
+        """Return the columns of the tested function's result, by name. Columns have one entry per row."""
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
@@ -104,7 +104,7 @@ class Suite:
         return self.call(batch.inputs())
 
     def fail(self, example: Any, detail: str) -> NoReturn:
-        """Raise a ConformanceError with the property, the example and the detail."""
+        """Raise a ConformanceError that names the broken property, the smallest example and a detail."""
         failure_sentence = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
         raise ConformanceError(f"{failure_sentence} The smallest example is {self.show_example(example)}. {detail}")
 
@@ -116,7 +116,7 @@ class Suite:
                 self.fail(example, f"Got {column_prefix}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail the property if some rows get another result when the rest of the batch is left out."""
+        """Check that some rows get the same result without the rest of the batch."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 

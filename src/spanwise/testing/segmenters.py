@@ -222,7 +222,7 @@ class _Segmenter(Suite):
                     "A block with tokens must have a text, and a block without tokens must have none. The blocks of completion "
                     f"{n} have the texts {block_texts}. Their flags for having tokens are {has_token}.",
                 )
-            # The key "" holds a block's whole text.
+            # A block's whole text is under the key "".
             joined_text = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][n]) & Fault.STRADDLED

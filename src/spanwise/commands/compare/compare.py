@@ -84,7 +84,7 @@ class ArmRun:
             )
         task_layout, max_length = task_shape(self.recipe)
         resolved_recipe = resolved(self.recipe, scheme_of(self.recipe, answer_layout(self.recipe, task_layout), max_length))
-        # Older versions wrote `most: 16` to `self.file` by default, so compare `most` only with the run's `recipe.yaml`.
+        # Only `recipe.yaml` tells the run's `most`, because older versions wrote `most: 16` to `self.file` by default.
         changed_fields = changed(self.file, self.asked(), but=("output", "most"))
         changed_fields = changed_fields or changed(self.folder / "recipe.yaml", resolved_recipe, but=("output",))
         if changed_fields:
@@ -273,7 +273,7 @@ def _interval(interval: Interval) -> dict[str, float]:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields of a compared method, baseline of `bae`, or recipe file."""
+    """Return the recipe fields that a name stands for: a method, a baseline of the method `bae`, or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()

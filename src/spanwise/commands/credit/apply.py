@@ -198,7 +198,7 @@ def _reads_completions(objective: Objective) -> bool:
 
 
 def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[str, Reading]) -> Scores:
-    """Collect each reward once: if several methods use the reward, the method with the most blocks provides it."""
+    """Collect each reward once; if several methods use a reward, take it from the method with the most blocks."""
     reward_by_objective: dict[str, Reward] = {}
     for method_name in sorted(reading_by_method, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = reading_by_method[method_name].scores
@@ -207,7 +207,7 @@ def _collect_scores(table: RolloutTable, arms: Arms, reading_by_method: Mapping[
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
             reward_by_objective.setdefault(objective_name, Reward(*score_columns, confidence_n, note_n=note_n))
-    if not reward_by_objective and "correct" in arms.recorded_columns:  # the report shows only credit that the file holds
+    if not reward_by_objective and "correct" in arms.recorded_columns:  # no method: show only the credit in the file
         reward_by_objective["correct"] = table.rewards[arms.recorded_columns["correct"]]
     if not reward_by_objective:
         no_rewards_n0 = torch.zeros(len(table), 0)

@@ -186,7 +186,7 @@ class _SchemeBuilder:
     blocks: Blocks
     recorded_columns: Mapping[str, str]
     objectives: tuple[Objective, ...] | None
-    summed: tuple[str, ...]  # the recorded rewards that are added up for a whole completion
+    summed: tuple[str, ...]  # the rewards that methods for whole completions add up
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
         """Yield the recipe's method without a baseline, then with each baseline that suits method and objectives."""

@@ -53,7 +53,7 @@ def choose_blocks(
     if common_tags:
         file_blocks = _blocks_by_tag(common_tags, recipe, usual)
     else:
-        # In an agent's completions, JSON belongs to tool calls, so its fields are no blocks.
+        # An agent's completions hold JSON in tool calls, so do not take its fields as blocks.
         json_fields = usual_fields(texts) if table.trainable.all() else ()
         file_blocks = _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -63,7 +63,7 @@ def choose_blocks(
     lacks_verdict = bool(table.rewards) and not has_verdict
     if file_blocks is None and not usual_layout_fits and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # Keep the recipe's blocks if they fit and hold all common tags, or if the completions show no blocks of their own.
+    # Keep the recipe's blocks if the completions show no others, or if the recipe's blocks fit and have all common tags.
     if file_blocks is None or (usual_layout_fits and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:
@@ -91,7 +91,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
         return recipe_fields
     paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     common_tags, _ = usual_tags(SampledTexts(table))
-    # Keep the name that `--pay` gives to a single block. `layout_of` would call it `completion`.
+    # Keep the name that `--pay` gives to a single block, because `layout_of` would rename the block to `completion`.
     if len(paid_blocks) == 1 and list(common_tags) in ([], paid_blocks):
         return {**recipe_fields, "layout": {paid_blocks[0]: list(common_tags)}}
     layout = layout_of(common_tags) if common_tags else None
@@ -108,7 +108,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
     """Let every recorded reward give credit to all blocks."""
     total_names = [name for name in COMPARED if name in table.rewards]
-    # Trainers may write the total reward under two names, such as verl in its validation.
+    # Trainers may write the total reward twice under different names, as verl does in its validation.
     repeated_names = [name for name in total_names[1:] if _are_equal(table.rewards[name], table.rewards[total_names[0]])]
     reward_names = [name for name in table.rewards if name not in repeated_names]
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in reward_names)

@@ -118,7 +118,7 @@ def credit(
     with sole_writer(output):
         credit_result = credit_rollouts(rollouts, **options)
         if write == "recipe" and credit_result.arms.own is not None:
-            write = credit_result.arms.own  # a preset with equal settings may stand for the recipe's method
+            write = credit_result.arms.own  # the recipe's method may appear under the name of a preset with equal settings
         if write is not None:
             check_writable(credit_result, write, Path(output))
         write_result(Path(output), credit_result, {**options, "rows": rows}, console or Console())

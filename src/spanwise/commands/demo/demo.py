@@ -22,7 +22,7 @@ from spanwise.tasks.invoices import MEASURED
 
 #: The number of batches that a running mean covers.
 WINDOW = 5
-#: The demo counts the completions that a run needs until this share of fields is right.
+#: The share of right fields that a run must reach. The demo counts the completions until then.
 GOAL = 0.8
 
 
@@ -169,7 +169,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """For each training batch, return how often each field is right. A missing field counts as wrong."""
     objectives = scheme_of(recipe, *task_shape(recipe)).objectives
-    # Without `if_missing`, a reward's mean skips completions without the field. Scale the mean down, to count these as 0.
+    # If `if_missing` is None, the mean skips completions without the field, so scale the mean down to count them as 0.
     names_with_if_missing = {objective.name for objective in objectives if objective.if_missing is not None}
     return [
         {

@@ -1,4 +1,4 @@
-"""Folders that commands write: their names, their files, and the command that repeats the work."""
+"""Output folders of commands: their names, their files, and the command line that repeats a command in a new folder."""
 
 import json
 import os

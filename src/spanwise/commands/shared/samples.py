@@ -50,7 +50,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Return a copy of the samples whose confidences are the self-rewarding scores, or None if there are no scores."""
+        """Return a copy with the self-rewarding scores as confidences, or None if there are no scores."""
         return None if self.score_n is None else replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:

@@ -80,7 +80,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return the run folder that holds a model folder or checkpoint, in a list. Without a run folder, the list is empty."""
+    """Return a list of the run folder that holds a model folder or checkpoint. Without a run folder, the list is empty."""
     if folder.name == "model":
         return [folder.parent]
     return [folder.parent.parent] if folder.parent.name == "checkpoints" else []
@@ -112,7 +112,7 @@ def task_roller(model: Any, tokenizer: Any, task: Task, recipe: Recipe) -> Rolle
         given_options |= _mapping(recipe.trainer.get("generation_kwargs"))
     template_options = _mapping(recipe.trainer.get("chat_template_kwargs"))
     correct_entries = [objective for objective in recipe.objectives or () if objective.get("reward") == "correct"]
-    own_options = (correct_entries or [{}])[-1].get("options") or {}  # `answer_tags` also uses the last `correct` objective
+    own_options = (correct_entries or [{}])[-1].get("options") or {}  # the last `correct` objective, as in `answer_tags`
     answer_tags = recipe.answer_tags
     verdict_options = {"tag": answer_tags["answer"], **recipe.verifier, **own_options}
     return Roller(

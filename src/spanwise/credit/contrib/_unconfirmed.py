@@ -63,7 +63,7 @@ class HistoryWeight:
         eps: float = 1e-6,
         min_stratum: int = 2,
     ) -> Explained:
-        """Apply `ha_dw` to one batch, then move the anchor (expected success rate) towards the mean reward.
+        """Apply `ha_dw` to a batch, and then move its anchor, the expected success rate, towards the mean reward.
 
         Args:
             reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.

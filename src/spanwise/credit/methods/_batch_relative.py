@@ -91,7 +91,7 @@ def gdpo(
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    # Advantages that cancel must sum to exactly 0, despite rounding errors.
+    # If a completion's advantages cancel, their sum must be exactly 0, despite rounding errors.
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
     has_weight_m = weight_m != 0
     adv_sum_n = torch.where((reward_nm.isnan() | ~has_weight_m).all(dim=1), torch.nan, adv_sum_n)

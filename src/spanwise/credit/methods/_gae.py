@@ -233,7 +233,7 @@ class SaeSegments:
 
 
 def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-    """Move the flag of each trainable token to the next trainable token."""
+    """Give each token the flag of the last trainable token before it."""
     moved_flag_nt = torch.zeros_like(flag_nt)
     position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
     for row_slice in (slice(first_row, first_row + _ROWS) for first_row in range(0, len(flag_nt), _ROWS)):

@@ -154,7 +154,7 @@ def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -
     """Return the index of the first known text that is similar to `state`, or the next free index if none is."""
     for state_number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
-        # `ratio` is slow, so test two cheap upper bounds of it first.
+        # `SequenceMatcher.ratio` is slow, so test its two cheap upper bounds first.
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
             return state_number
     matchers.append(SequenceMatcher(None, "", state))

@@ -243,7 +243,7 @@ def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: flo
     min_log_importance, max_log_importance = log_importance_u.aminmax()
     log_range = max_log_importance - min_log_importance if max_log_importance > min_log_importance else 1.0
     scaled_log_u = (log_importance_u - min_log_importance) / log_range
-    quantile_rank = quantile * (len(scaled_log_u) - 1)  # torch.quantile would do the same, but refuses long inputs
+    quantile_rank = quantile * (len(scaled_log_u) - 1)  # not by torch.quantile, which refuses long inputs
     sorted_log_u = scaled_log_u.sort().values
     rank_below = int(quantile_rank)
     next_rank = min(rank_below + 1, len(scaled_log_u) - 1)

@@ -296,7 +296,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = filled_reward_sm[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # count turns that were checked or have a reward
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])

@@ -308,7 +308,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
     for name, value in rewards.items():
         try:
             is_valid_reward = isinstance(value, Status) or math.isfinite(value)
-        except TypeError:  # `math.isfinite` refuses a value that is not a number
+        except TypeError:  # `value` is not a number
             is_valid_reward = False
         if not is_valid_reward:
             raise RewardError(
@@ -317,7 +317,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
 
 
 def _describe_token(ids: Sequence[int], position: int, vocabulary: Vocabulary) -> str:
-    """Describe a token by its id and text, or say "not there"."""
+    """Describe the token at a position by its id and text, or say "not there" if the sequence is shorter."""
     return f"{ids[position]} ({vocabulary.pieces[ids[position]]!r})" if position < len(ids) else "not there"
 
 

@@ -12,7 +12,7 @@ from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[repor
 from spanwise.batch import Batch, Steps
 from spanwise.credit.trajectories.turns import Turns
 
-#: SkyRL's own fields of a generator's output. Reward functions get the other lists.
+#: The fields that SkyRL defines for a generator's output. Reward functions get the lists in all other fields.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 

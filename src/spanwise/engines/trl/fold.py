@@ -118,7 +118,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # vespo's slope is 1 without old log-probabilities, and unknown (NaN) with them
+    if args.loss_type == "vespo":  # for vespo, the slope is 1 without old log-probabilities, else unknown (NaN)
         slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -151,7 +151,7 @@ def check_own_advantage(
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
     token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
     expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
-    # Rounding to bfloat16 changes a token's weight by less than 0.05, so only a larger difference is an error.
+    # Allow differences up to 0.05, because rounding to bfloat16 changes the weights by less than that.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
         b, t = is_wrong_bt.nonzero()[0].tolist()

@@ -345,7 +345,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
         """Return all rewards for TRL's log, one column per objective."""
-        # Count missing rewards as `if_missing`. If they were skipped, omitting blocks would raise the logged mean.
+        # Log missing rewards as `if_missing`. If they were skipped, omitting blocks would raise the logged mean.
         return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device, torch.float32)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -387,7 +387,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
         completion_credit, present_nk = step_result.by_completion()
         warning_by_kind = {"table": log_credit(getattr(self, "_logs", {}), completion_credit, present_nk, self.scheme)}
-        if scored_batch.turns is None and "reopened" not in self._done:  # each turn starts after the prefilled opening tag
+        if scored_batch.turns is None and "reopened" not in self._done:  # a turn's row starts after the `prefilled` tag
             warning_by_kind["reopened"] = config.warn_reopened(
                 batch.ids_nt, batch.mask_nt, self.scheme.layout, self._text_tokenizer
             )
@@ -454,7 +454,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute TRL's loss with scaled advantages, to undo its normaliser. Add the terms of KL, DPPO and modes."""
+        """Compute TRL's loss, with advantages scaled to undo the loss's normaliser. Add the terms of KL, DPPO and modes."""
         is_training = self.model.training
         if is_training and self._waits:
             return next(parameter for parameter in model.parameters() if parameter.requires_grad).sum() * 0.0
@@ -528,7 +528,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps = logp_outputs[0]
         loss_inputs = self._loss_inputs
         old_logp_bt = loss_inputs.get("old_per_token_logps")
-        if old_logp_bt is not None and self._ratio_level != "token":  # TRL's loss reads the changed `old_per_token_logps`
+        if old_logp_bt is not None and self._ratio_level != "token":  # TRL's loss reads the new values from `loss_inputs`
             mask_bt = fold.loss_mask(loss_inputs)
             block_bt = loss_inputs.get("block_numbers")
             loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)

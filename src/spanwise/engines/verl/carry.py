@@ -39,7 +39,7 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 class Rows:
     """The rows of a batch in verl's trainer."""
 
-    packed: Sequence[Any]  # The packed text of each row's rollout; padding rows may hold anything.
+    packed: Sequence[Any]  # JSON with the blocks and rewards of each row's rollout; padding rows may hold anything.
     session: Sequence[Any] | None = None  # The rollout id of each row; None: every row is a rollout.
     output_number: Sequence[int] | None = None  # The number of each row within its rollout.
     padding: Sequence[bool] = field(default=())  # True for rows that verl added to fill up the batch.
@@ -63,7 +63,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     assert reading.spans is not None, "`pack` needs reading.spans, which only the process that sampled the completion has"
     block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
     if turns is not None:
-        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get -1
+        block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1  # tokens between turns get the block number -1
     packed_outputs: list[dict[str, list[Any]]] = []
     for block_t, token_count in zip(block_nt, length_n, strict=True):
         run_blocks, run_lengths = block_t[:token_count].unique_consecutive(return_counts=True)
@@ -90,10 +90,10 @@ def _as_json(state: Any) -> Any:
 
 @dataclass(frozen=True)
 class UnpackedBatch:
-    """The blocks and rewards of a batch, unpacked from texts."""
+    """The blocks and rewards of a batch, unpacked from JSON texts."""
 
     reading: Reading  # The rewards of each row or turn, without the blocks (`spans` is None).
-    row_s: Int[Tensor, " s"]  # The index of the batch row to which each row or turn in `reading` belongs.
+    row_s: Int[Tensor, " s"]  # The index of the batch row to which each row of `reading` (a batch row or a turn) belongs.
     runs: Sequence[list[list[int]]]  # Each row's blocks, run-length encoded: block numbers and run lengths.
     masked_n: Bool[Tensor, " n"]  # True if the row came with a mask of sampled tokens.
     split_n: Bool[Tensor, " n"]  # True if the row was split into turns.
@@ -151,8 +151,8 @@ class UnpackedBatch:
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
-    """Unpack the blocks and rewards of all rows from their texts. `output_number`: each row's number in its rollout."""
-    parse_text = cache(json.loads)  # the rows of a rollout share a text, which is parsed once
+    """Unpack the blocks and rewards of all rows from JSON texts. `output_number`: each row's number in its rollout."""
+    parse_text = cache(json.loads)  # a text is parsed once for all rows of a rollout
     rollout_dicts, output_dicts = [], []
     for n, packed_text in enumerate(packed):
         if not isinstance(packed_text, str):
@@ -174,7 +174,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     if any(output_dicts[n]["notes"] for n in output_indices):
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
-        for n in output_indices:  # an output without any note has an empty list
+        for n in output_indices:  # `notes` is empty if no reward of the output has a note
             reward_notes += output_dicts[n]["notes"] or [no_notes] * len(output_dicts[n]["table"])
         reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
     return UnpackedBatch(

@@ -24,7 +24,7 @@ CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function
 
 @contextmanager
 def carrying(compute_credit: CreditFunction) -> Iterator[None]:
-    """Inside a `with` block, take the advantages of the estimator `spanwise` from `compute_credit`."""
+    """In a `with` block, let `compute_credit` compute the advantages of verl's estimator `spanwise`."""
     context_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
@@ -48,7 +48,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return verl's name for the sum of a policy loss and the loss of a mode (laser)."""
+    """Return the name under which verl finds the sum of a policy loss and a mode's loss, such as laser's."""
     return f"spanwise_{mode.name}_{name}"
 
 

@@ -78,7 +78,7 @@ class SpanRewardManager(RewardManagerBase):
         batch_columns = self._columns(field_dicts, ids_by_output)
         if own_result is not None:  # verl's own reward managers score only the last output
             extra_info = own_result.get("reward_extra_info", {})
-            # A reward manager's result replaces the dataset column of its name only if an objective reads the column.
+            # A result of verl's reward manager replaces a dataset column of the same name only if an objective reads it.
             added_results = {name: value for name, value in extra_info.items() if name not in (*batch_columns, "answer")}
             reward_results = {name: extra_info[name] for name in self.own_columns & extra_info.keys()}
             reward_columns = {**added_results, **reward_results, "environment": own_result["reward_score"]}

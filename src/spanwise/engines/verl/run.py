@@ -65,7 +65,7 @@ class VerlRun:
         self.step = Step(scheme)
         self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # maps each mode to the target log-probabilities of the mode's reserved token
+        self.targets: dict[str, Tensor] = {}  # for each mode: the log-probability that its token should get, by row
         self._vocabulary: Vocabulary | None = None
         self._has_noted_errors = False
 
@@ -104,7 +104,7 @@ class VerlRun:
             )
 
     def note_replaced(self, metrics: Mapping[str, Any]) -> None:
-        """Warn if verl replaced prompts that failed by other prompts. `metrics` are the metrics of a whole step."""
+        """Warn if prompts raised errors, so that verl replaced them. `metrics` are the metrics of a whole step."""
         if replaced_count := int(metrics.get("training/rollout_failure/evicted_samples", 0)):
             self._note_errors(
                 f"Up to step {metrics['training/global_step']}, verl replaced {replaced_count} prompts whose reward or agent "
@@ -132,7 +132,7 @@ class VerlRun:
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Return the factors on some rows' advantages that undo the normaliser of verl's loss."""
         token_count = int(mask_nt.sum())  # verl's V0 trainer divides the loss by the tokens that are not rejected.
-        if rows.session is not None:  # verl's V1 trainer, which sets `session`, divides the loss by all sampled tokens.
+        if rows.session is not None:  # `session` is set by verl's V1 trainer, which divides the loss by all sampled tokens.
             token_count = int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 

@@ -45,8 +45,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(trainer_class: Any) -> None:
     """Let a verl trainer class train with a recipe if the estimator is `spanwise`. Other runs stay unchanged."""
-    trainer_class.spanwise = None  # If the trainer has a recipe: a `VerlRun`, which computes the recipe's credit.
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, which functions in `legacy` use.
+    trainer_class.spanwise = None  # The `VerlRun`, which computes a recipe's credit; None without a recipe.
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # The newest trainer, which functions in `legacy` look up.
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:

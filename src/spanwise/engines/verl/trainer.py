@@ -108,7 +108,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Write the target log-probability of a mode's appended token into `old_log_probs`, where the mode's loss reads it."""
+    """Write into `old_log_probs` the log-probability that a mode's loss trains the mode's appended token to have."""
     old_logp_rows = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target_logp in zip(rows.real, target_n, strict=True):

@@ -163,7 +163,7 @@ class CriticConfig(Mode):
             )
 
     def check_steps(self, steps: int) -> None:
-        """Warn of a run that ends before the policy trains."""
+        """Warn if a run ends before the policy trains."""
         if 0 < self.policy_training_start_step >= steps:
             warning_sentence = (
                 "This run would train only the critic. The policy starts after "

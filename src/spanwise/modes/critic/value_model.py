@@ -149,7 +149,7 @@ class ValueModel(nn.Module):
         return value_loss(output_nt, target_nt, mask_nt, old_value_nt=clip_center_nt, clip=self.config.value_clip)
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
-        """Write the critic's weights, configuration and names of values. `load` and `transformers` can read them."""
+        """Write the critic's weights, configuration and the names of its values. `load` and `transformers` can read them."""
         self.model.save_pretrained(str(folder))
         head_settings = {name: getattr(self.config, name) for name in ("head", "bins", "value_range")}
         tokenizer_hash = None if tokenizer is None else fingerprint(tokenizer)

@@ -28,7 +28,7 @@ FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read laser's measured reference log-probability from a run's file. It also has `token` and `id`."""
+    """Read laser's reference log-probability, and its `token` and `id`, from the file of the run that measured it."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         return {**record, "token": record["token"], "id": record["id"], "reference": float(record["reference"])}
@@ -205,7 +205,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if mixes_scores else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """For each laser score, return its weight in the credit (0 before mixing) and its value relative to its group."""
+        """Return the weight of each laser score in the credit (0 before mixing), and the score relative to its group."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,7 +261,7 @@ class Laser(Mode):
         is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         mix_share_n1, relative_score_n1 = (vector_n[:, None] for vector_n in self._compared(batch.score_n, batch.group_n))
-        # If each objective has advantages, laser's scores change only the advantages of the objective `self.verdict`.
+        # If each objective has its own advantages, change only those of the objective `self.verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
             verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
             credit_change_n1 = objective.weight * mix_share_n1 * (relative_score_n1 - verdict_adv_n1)

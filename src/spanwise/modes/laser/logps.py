@@ -192,8 +192,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take laser's token out of the policy loss: return new `old_nt` and `adv_nt`, and laser's loss by token."""
-        # After a row's last trained token, the advantage table holds the weight of laser's squared error.
+        """Return `old_nt` and `adv_nt` changed so that laser's token has no policy loss, and laser's loss by token."""
+        # After a row's last trained token, `adv_nt` holds the weight of laser's squared error, not an advantage.
         is_trained_nt = mask_nt > 0
         is_after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_reserved_nt = is_after_trained_nt & ~is_trained_nt & (adv_nt != 0)

@@ -180,7 +180,7 @@ class SelfRewarding(TrlPart):
             row_b = inputs["laser_row"].cpu()
             is_score_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_score_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
-            if self._summed_rows == len(self._score_n):  # report after all rows, so that each row counts once
+            if self._summed_rows == len(self._score_n):  # log after the last row, so that each row counts once
                 global_class_sums: Any = self.trainer.accelerator.reduce(self._class_sums, reduction="sum")
                 right_score_sum, right_count, wrong_score_sum, wrong_count = global_class_sums.tolist()
                 metrics["laser/score_right"] = right_score_sum / right_count if right_count else math.nan
@@ -190,7 +190,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the log-probabilities of `laser.token` that forward passes recorded. Rows without one are NaN."""
-        if "old_per_token_logps" in output:  # `passes[0]` is the policy's forward pass for `old_per_token_logps`
+        if "old_per_token_logps" in output:  # `passes[0]` computed the policy's `old_per_token_logps`
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
@@ -217,7 +217,7 @@ class SelfRewarding(TrlPart):
 
     @torch.no_grad()
     def _read_ends_with_images(self, output: dict[str, Any]) -> Tensor:
-        """Compute the log-probability of `laser.token` after each row by TRL's forward pass, which gets the row's images."""
+        """Compute the log-probability of `laser.token` after each row with images, in TRL's forward pass."""
         trainer, table_names = self.trainer, ("ids", "mask")
         ids_nl, mask_nl = (torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], 1) for name in table_names)
         width_and_batch_size = (output["completion_ids"].shape[1], trainer.args.per_device_train_batch_size)
@@ -231,7 +231,7 @@ class SelfRewarding(TrlPart):
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the file with the measured reference log-probability. Empty before the first batch."""
+        """The file with the measured reference log-probability, as {name: text}. Empty before the first batch."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:

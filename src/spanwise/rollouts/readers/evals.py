@@ -169,7 +169,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 def _lm_eval_responses(files: Sequence[Path], responses: Collected) -> Iterator[cells.Parts]:
     """Yield each response once, although filters repeat it, and add its fields and all filters' rewards to `responses`."""
-    # lm-eval ran again if a document comes back with other responses, or with a filter (answer extractor) seen before.
+    # A document seen before shows a second lm-eval run if its responses differ or its filter (answer extractor) repeats.
     no_responses: tuple[range, int, list[str]] = (range(0), 0, [])
     responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):

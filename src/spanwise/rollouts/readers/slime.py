@@ -54,7 +54,7 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         learned_n=None if all(learned_flags) else torch.tensor(learned_flags),
-        # Samples are turns only if rollouts are split into samples. A single sample may hold all turns of a rollout.
+        # Samples are turns only if rollouts consist of several. Otherwise, a sample may hold all turns of a rollout.
         rollout_n=rollout_table.rollout_n if rollout_table.has_split_rollouts else None,
         as_recorded=training_record,
         token_values={} if logp_v is None or np.isnan(logp_v).any() else {schema.LOGP: logp_v},

@@ -26,7 +26,7 @@ VERL_REQUIRED = ("input", "output")
 #: Matches the rollout keys of verl's V1 trainer, which begin with the id of the prompt.
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
-#: The numbers per token that are read from a trace.
+#: The numbers per token to read from a trace.
 _KEPT_NUMBERS = ("logprobs", "advantages")
 
 
@@ -111,7 +111,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if logp_v is not None and (np.isnan(logp_v) & tokens.trainable).any():
         logp_v = None  # log-probabilities are used only if every sampled token has one
     is_first_branch_n = torch.tensor(branches.values("is_first_branch"), dtype=torch.long)
-    trace_n = is_first_branch_n.cumsum(dim=0) - 1  # all branches of a trace get the same rollout number
+    trace_n = is_first_branch_n.cumsum(dim=0) - 1
     trace_count = int(is_first_branch_n.sum())
     branched_trace_count = int((trace_n.bincount() > 1).sum())
     branch_note = (
@@ -183,7 +183,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each trained branch of an episode, with the branch's messages from the first new sampled one on."""
+    """Yield a row for each trained branch of an episode, with its messages from the first newly sampled one on."""
     for trace in trained_traces(record):
         task_columns = {field_name: field for field_name, field in trace.task.items() if not isinstance(field, (dict, list))}
         task_columns["answer"] = cells.answer_text(trace.task.get("answer"))

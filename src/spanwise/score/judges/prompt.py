@@ -46,7 +46,7 @@ def fenced(text: str, name: str) -> str:
     """Put a policy's text between two marks that the policy cannot guess. So it cannot forge them."""
     plain_text = _CONTROL.sub(lambda match: as_plain_text(match[0]), text)
     fence_hash = sha256(plain_text.encode(errors="replace")).hexdigest()[:12]
-    while fence_hash in plain_text:  # the text must not contain its own closing mark
+    while fence_hash in plain_text:  # the closing mark must not occur in the text
         fence_hash = sha256(fence_hash.encode()).hexdigest()[:12]
     return f"<{name} {fence_hash}>\n{plain_text}\n</{name} {fence_hash}>"
 

@@ -92,7 +92,7 @@ def _read_content(content: str, choices: Mapping[str, Any], word_pattern: re.Pat
         return {choice_by_word[word] for word in verdicts if word in choice_by_word}, reply.get("reason"), reply.get("part")
     prose = _LIST_NUMBER.sub("", content) if len(_LIST_NUMBER.findall(content)) > 1 else content
     words_by_line = [words for line in prose.splitlines() if (words := word_pattern.findall(line))]
-    # A judge may begin with its choice, or end with it.
+    # A judge may state its choice at the start or in the last line.
     word_match = re.match(rf"{_LABEL}({word_pattern.pattern})(?! ?\w)", prose, re.IGNORECASE)
     choice_words = {*(words_by_line or [[]])[-1], *([word_match[1]] if word_match else [])}
     return {choice_by_word[_plain(word)] for word in choice_words}, content.strip(), None
@@ -120,7 +120,7 @@ def _expected_value(message: Mapping[str, Any], choices: Mapping[str, float | in
     probability_by_choice = dict.fromkeys((*choices, ""), 0.0)  # "" stands for tokens with which several choices begin
     for text, probability in text_probabilities:
         begun_choices = [word for word in choices if text and _plain(word).startswith(text)]
-        if len(begun_choices) > 1:  # with the tokens "no" and "not", "no" does not stand for the choice "not sure"
+        if len(begun_choices) > 1:  # "no" does not stand for "not sure" if "not" is a token, too
             longer_texts = tuple(other_text for other_text, _ in text_probabilities if len(other_text) > len(text))
             begun_choices = [word for word in begun_choices if not _plain(word).startswith(longer_texts)]
         if begun_choices:
