@@ -87,10 +87,10 @@ def test_a_tokenizer_is_not_asked_for_where_it_was_given(tmp_path):
 def test_failed_rollouts_beside_others_are_counted(tmp_path):
     lines = [small_episode("a", {}), small_episode("b", {}) | {"traces": [], "errors": [{"type": "Timeout"}]}]
     note = read_episodes(tmp_path, *lines).note
-    assert "1 of 2 episodes hold no message that a trained model sampled. 1 of the 1 episodes failed with Timeout." in note
+    assert "1 of 2 episodes hold no message that a trained model sampled (1 failed with Timeout)." in note
     none = [{"prompt": "2+2=", "completion": [], "reward": 0.0, "error": "RateLimit"}] * 2
     note = read_rollouts(write_lines(tmp_path / "results.jsonl", none)).note
-    assert "2 of 2 episodes hold no message that a trained model sampled. 2 of the 2 episodes failed with RateLimit." in note
+    assert "2 of 2 episodes hold no message that a trained model sampled (2 failed with RateLimit)." in note
 
 
 def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_path):

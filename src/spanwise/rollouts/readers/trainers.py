@@ -162,8 +162,8 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
         return ""
     commonest_error, error_count = error_counts.most_common(1)[0]
     failed_count = error_counts.total()
-    cause_text = f" {error_count} of the {failed_count} episodes failed with {commonest_error}." if commonest_error else ""
-    return f"{failed_count} of {len(errors)} episodes hold no message that a trained model sampled.{cause_text}"
+    cause_text = f" ({error_count} failed with {commonest_error})" if commonest_error else ""
+    return f"{failed_count} of {len(errors)} episodes hold no message that a trained model sampled{cause_text}."
 
 
 def _first_error(record: Mapping[str, Any]) -> str:
