@@ -191,9 +191,10 @@ def _expected_accuracies(
     correct_count = int((correctness_m > 0.5).sum())
     weight_m = confidence_m.nan_to_num(nan=0.0)
     possible_sample_counts = {n for n in budgets if n <= total and bool(is_judged_m.any())}
-    voter_weights = [torch.ones_like(weight_m), weight_m][: 1 + ("weighted" in ways)]
+    one_m = torch.ones_like(weight_m)
+    weight_wm = torch.stack([one_m, weight_m] if "weighted" in ways else [one_m])
     vote_accuracies = {
-        n: _vote(vote_am, accuracy_a, voter_weights, _draw_subsets(total, n, subsets, seed)) for n in possible_sample_counts
+        n: _vote(vote_am, accuracy_a, weight_wm, _draw_subsets(total, n, subsets, seed)) for n in possible_sample_counts
     }
     accuracy_functions: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correctness_m.mean()),
@@ -216,20 +217,19 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     return correct_sum / math.comb(len(score_m), n)
 
 
-def _vote(vote_am: Tensor, value_a: Tensor, weights: list[Tensor], subsets: Iterator[Float[Tensor, "m s"]]) -> list[float]:
-    """Return the mean accuracy of weighted votes among subsets of samples for each weighting; tied answers count equally."""
+def _vote(vote_am: Tensor, value_a: Tensor, weight_wm: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> list[float]:
+    """For each row of weights, return the mean accuracy of the answers that win a subset's vote. Tied answers count equally."""
     if not len(value_a):
-        return [0.0 for _ in weights]
-    vote_weights = [vote_am * (weight_m * _MICRO).round() for weight_m in weights]  # whole numbers have exact sums and ties
-    correct_sums, subset_count = [0.0 for _ in weights], 0
+        return [0.0] * len(weight_wm)
+    vote_weight_wam = vote_am * (weight_wm * _MICRO).round()[:, None]  # whole numbers have exact sums and ties
+    correct_sum_w, subset_count = torch.zeros(len(weight_wm), dtype=torch.float64), 0
     for subset_ms in subsets:
         has_vote_as = vote_am @ subset_ms > 0
-        for index, vote_weight_am in enumerate(vote_weights):
-            answer_weight_as = vote_weight_am @ subset_ms
-            is_winner_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
-            correct_sums[index] += float((value_a @ is_winner_as / is_winner_as.sum(dim=0).clamp_(min=1)).sum())
+        answer_weight_was = vote_weight_wam @ subset_ms
+        is_winner_was = (has_vote_as & (answer_weight_was == answer_weight_was.amax(dim=1, keepdim=True))).double()
+        correct_sum_w += (value_a @ is_winner_was / is_winner_was.sum(dim=1).clamp_(min=1)).sum(dim=1)
         subset_count += subset_ms.shape[1]
-    return [correct_sum / subset_count for correct_sum in correct_sums]
+    return (correct_sum_w / subset_count).tolist()
 
 
 def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
