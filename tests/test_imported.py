@@ -63,6 +63,9 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch, beside)
         monkeypatch.chdir(tmp_path / folder)
         assert find("train:paid")(["a"]) == [value]
     assert find("train:paid") is first
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="there is no module 'train' in the current folder"):
+        find("train:paid")
 
 
 def test_two_files_of_the_second_folder_share_their_neighbour(tmp_path, monkeypatch):
@@ -144,13 +147,3 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     assert scheme_of(load(None, {"objectives": plain}), LAYOUT, 32).objectives == scheme.objectives
     monkeypatch.chdir(tmp_path / "project")
     assert load("recipe.yaml").objectives[0]["reward"] == "train:paid", "as it is written"
-
-
-def test_files_of_one_name_beside_two_recipes_are_two(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, value in (("one", 1.0), ("two", 2.0)):
-        write(tmp_path / name, {"train.py": REWARD.format(value=value)})
-        recipe = load(written(tmp_path / name, "objectives:\n- {reward: 'train:paid', pays: solution}\n"))
-        assert find(recipe.objectives[0]["reward"])(["a"]) == [value]
-    with pytest.raises(RecipeError, match="there is no module 'train' in the current folder"):
-        find("train:paid")

@@ -160,10 +160,10 @@ class Parsed(BaseException):
 @pytest.fixture
 def as_it_was(monkeypatch):
     """Restore path, modules and arguments after the test."""
-    path, modules = list(sys.path), set(sys.modules)
+    modules = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     with patch.dict(os.environ):
         yield
-    sys.path[:] = path
     for name in set(sys.modules) - modules:
         file = str(getattr(sys.modules[name], "__file__", None) or "")
         if file.startswith((str(ROOT / "benchmarks"), str(ROOT / "tests" / "fuzz"))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from spanwise.scheme import Scheme
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 TAGS = {"answer": "answer", "confidence": "confidence"}
-widths = pytest.mark.parametrize("width", [60, 80, 200])
+WIDTHS = (60, 80, 200)
 
 
 def printed(*parts, width=80, keep=1):
@@ -46,39 +47,37 @@ def printed(*parts, width=80, keep=1):
 def check(table, width, *, keep=1):
     """No line is wider than the console, no cell of numbers is broken, no word is, and no part lacks a row."""
     text = printed(table, width=width, keep=keep)
+    console = Console()
     for column in table.columns:
-        texts = [Console().render_str(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
+        texts = [console.render_str(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
         heading, *cells = (text.plain for text in texts)
         unwrapped = column.no_wrap or column.justify == "right"
         for piece in [*heading.split(), *(piece for cell in cells for piece in ([cell] if unwrapped else cell.split()))]:
             assert piece in text or len(piece) > width // 2, (piece, text)
 
 
-@widths
-def test_credit_and_why(width):
+def test_credit_and_why():
     credited = credit_rollouts(WRITTEN / "verl")
-    for table in figures_tables(summary(credited, {})["methods"], credited.title):
-        check(table, width, keep=2)
     zeros = reasons(credited)
-    check(reason_table(credited, zeros, 3), width, keep=2)
-    for line in describe_completion(credited, zeros, 1)[1:]:
-        if not isinstance(line, str):
-            check(line, width, keep=2)
+    tables = [*figures_tables(summary(credited, {})["methods"], credited.title), reason_table(credited, zeros, 3)]
+    tables += [part for part in describe_completion(credited, zeros, 1) if not isinstance(part, str)]
+    for table, width in product(tables, WIDTHS):
+        check(table, width, keep=2)
 
 
-@widths
-def test_a_path_of_any_length_and_with_brackets_stands_above_the_table(width, tmp_path):
+def test_a_path_of_any_length_and_with_brackets_stands_above_the_table(tmp_path):
     folder = tmp_path / ("deep" * 20) / "[bold]" / "a[red]b"
     result = credit_rollouts(verl_file(folder / "1.jsonl", [tagged("4", "0.9"), tagged("5", "0.1")], acc=[1, 0]))
-    text = printed(*figures_tables(summary(result, {})["methods"], result.title), width=width, keep=2)
-    assert str(folder / "1.jsonl") in re.sub(r"\s", "", text)
+    for width in WIDTHS:
+        text = printed(*figures_tables(summary(result, {})["methods"], result.title), width=width, keep=2)
+        assert str(folder / "1.jsonl") in re.sub(r"\s", "", text)
 
 
 def numbers(size):
     return torch.rand(size, generator=torch.Generator().manual_seed(0)).tolist()
 
 
-@widths
+@pytest.mark.parametrize("width", WIDTHS)
 def test_figures_of_training_evaluation_and_demo(width):
     names = [*FIGURES, "mean_accuracy", "peak_refusal_rate", "seconds"]
     columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", "a" * 30)}
@@ -89,21 +88,15 @@ def test_figures_of_training_evaluation_and_demo(width):
     assert printed(*interval_table("runs/a", intervals), width=width).count("0.100 to 0.150") == len(names)
 
 
-@pytest.fixture(scope="module")
-def votes():
+def test_votes_and_methods():
     right_n, said_n = (torch.arange(64) % 3 == 0).double(), torch.tensor(numbers(64)).double()
     prompts, answers = [n // 32 for n in range(64)], [str(n % 5) for n in range(64)]
-    return voting(answers, said_n, right_n, prompts=prompts, resamples=5)
-
-
-@widths
-def test_votes_and_methods(width, votes):
-    check(vote_table("accuracy of a vote", votes), width)
-    check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
-    table = methods_table()
-    check(table, width)
-    assert "[bold]gigpo" in [*table.columns[0].cells]
-    assert any("arXiv 2602.10231" in cell for cell in table.columns[2].cells)
+    votes = voting(answers, said_n, right_n, prompts=prompts, resamples=5)
+    gains, methods = curve_difference(*list(votes.values())[:2]), methods_table()
+    for table, width in product((vote_table("accuracy of a vote", votes), gain_table("a minus b", gains), methods), WIDTHS):
+        check(table, width)
+    assert "[bold]gigpo" in [*methods.columns[0].cells]
+    assert any("arXiv 2602.10231" in cell for cell in methods.columns[2].cells)
 
 
 def test_a_vote_says_what_stands_behind_its_sign_and_claims_no_certainty():
@@ -117,8 +110,7 @@ def test_a_vote_says_what_stands_behind_its_sign_and_claims_no_certainty():
         assert (first_cell.startswith(shown), "±" in first_cell) == (True, "±" in shown)
 
 
-@widths
-def test_a_comparison(width):
+def test_a_comparison():
     figures = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
     comparison = compare_arms(
         {
@@ -126,14 +118,15 @@ def test_a_comparison(width):
             for k, arm in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
         }
     )
-    text = printed(*comparison_tables(comparison), width=width)
-    assert all(figure.replace("_", " ") in text for figure in figures)
-    table = text.split("runs of the same seed")[0]
-    for line in comparison.markdown().splitlines()[2:6]:
-        assert all(cell in table for cell in line.strip("| ").split(" | "))
-    assert table.count("accuracy") < 3 or width != 60
-    first = next(line for line in table.splitlines() if "accuracy" in line)
-    assert ("weighted@16" in first) == (width == 200)
+    for width in WIDTHS:
+        text = printed(*comparison_tables(comparison), width=width)
+        assert all(figure.replace("_", " ") in text for figure in figures)
+        table = text.split("runs of the same seed")[0]
+        for line in comparison.markdown().splitlines()[2:6]:
+            assert all(cell in table for cell in line.strip("| ").split(" | "))
+        assert table.count("accuracy") < 3 or width != 60
+        first = next(line for line in table.splitlines() if "accuracy" in line)
+        assert ("weighted@16" in first) == (width == 200)
 
 
 def test_tables_of_one_run_mark_what_is_wrong():

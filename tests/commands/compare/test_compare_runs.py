@@ -340,14 +340,6 @@ main()
 IMPORTS = "import spanwise.cli, spanwise.commands.compare.compare, spanwise.commands.shared.task"
 
 
-def until(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)
-    return result
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("stop", "whole_group", "status"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
 def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, status, tmp_path):
@@ -357,7 +349,10 @@ def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, statu
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(forked.run, code, imports=IMPORTS)
         try:
-            until(lambda: sum(bool(file.read_text()) for file in output.glob("*.pid")) == 2 or ended.done())
+            end = time.monotonic() + 60
+            while sum(bool(file.read_text()) for file in output.glob("*.pid")) < 2 and not ended.done():
+                assert time.monotonic() < end, "it never happened"
+                time.sleep(0.05)
             (os.killpg if whole_group else os.kill)(int(leader.read_text()), stop)
             done = ended.result(timeout=20)
             assert done.returncode == status, done.stderr

@@ -21,7 +21,6 @@ from spanwise.credit import sae
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts, write_rollouts
-from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.table import fitting_runs
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")]
@@ -145,20 +144,6 @@ def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, 
     np.testing.assert_allclose(per_batch[inside], (per_one / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
 
 
-def test_dead_strata_and_silent_completions_are_counted(tmp_path):
-    """Prompt a: all right, confidences differ. Prompt b: right and wrong, nobody shares an outcome, no confidence."""
-    outputs = [tagged(*said) for said in (("4", "0.9"), ("4", "0.5"), ("4", None), ("5", None))]
-    file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aabb"], gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
-    options = {"methods": ["grpo", "bae"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "text"}}
-    grpo, bae = credit_rollouts(file, **options).applied
-    assert grpo.dead == {"correct": 0.5}
-    # One stratum has a Brier score at all, and it has a signal; tags that are all well-formed give none in any group.
-    assert bae.dead == {"correct": 0.5, "brier": 0.0, "solution_format": 1.0, "confidence_format": 1.0}
-    assert grpo.silent_n.tolist() == [True, True, False, False]
-    figures = summarise_credit(bae.by_block["confidence"])
-    assert (figures["completions"], figures["mean_abs"], figures["zero_share"]) == (2, pytest.approx(0.12), 0.0)
-
-
 def test_a_stratum_where_only_an_empty_completion_would_have_credit_is_dead(tmp_path):
     """The empty completion is wrong, too, and lacks a confidence, but has no token that could get the credit for it."""
     file = verl_file(tmp_path / "1.jsonl", [tagged("5", "0.3"), tagged("5", "0.3"), ""], gts=["4"] * 3, score=[0.0] * 3)
@@ -183,28 +168,22 @@ def test_rows_of_the_report_keep_groups_together_and_of_a_larger_group_are_drawn
         assert choose_rows(group_n.long(), 11) == [*range(0, 101, 10)]
 
 
-def test_a_setting_of_the_recipes_method_is_used_or_refused(tmp_path):
-    """bae:group reads the options of bae. `per` and `baseline` belong to the recipe's own rule, which is not asked for."""
+def test_an_option_is_used_or_refused(tmp_path):
+    """bae:group reads the options of bae. `baseline` belongs to the recipe's own rule, which is not asked for."""
     file = write_lines(tmp_path / "1.jsonl", verl_rows())
     own = {"methods": ["bae:group"], "overrides": {"layout": LAYOUT, "options": {"leave_one_out": True}}}
     assert credit_rollouts(file, **own).arms.schemes["bae:group"].options["leave_one_out"]
-    for field, value in (("per", "block"), ("baseline", "outcome")):
-        with pytest.raises(RecipeError, match=f"--set {field} "):
-            credit_rollouts(file, methods=["bae:group"], overrides={"layout": LAYOUT, field: value})
-
-
-def test_a_wrong_option_is_refused(tmp_path):
-    file = write_lines(tmp_path / "1.jsonl", verl_rows())
-    for options, names in (
-        ({"methods": ["bea"]}, "Did you mean 'bae'"),
-        ({"methods": ["bae:bach"]}, "Baseline 'bach' .* choose from none, batch, group, outcome, blended"),
-        ({"methods": ["grpo:batch"]}, "Method 'grpo' takes no baseline"),
-        ({"reward": {"correct": "ac"}}, "Did you mean 'acc'"),
-        ({"reward": {"corect": "acc"}}, "Did you mean 'correct'"),
-        ({"tokenizer": "nowhere"}, "'nowhere' holds no tokenizer.json"),
+    for options, fields, names in (
+        ({"methods": ["bae:group"]}, {"baseline": "outcome"}, "--set baseline "),
+        ({"methods": ["bea"]}, {}, "Did you mean 'bae'"),
+        ({"methods": ["bae:bach"]}, {}, "Baseline 'bach' .* choose from none, batch, group, outcome, blended"),
+        ({"methods": ["grpo:batch"]}, {}, "Method 'grpo' takes no baseline"),
+        ({"reward": {"correct": "ac"}}, {}, "Did you mean 'acc'"),
+        ({"reward": {"corect": "acc"}}, {}, "Did you mean 'correct'"),
+        ({"tokenizer": "nowhere"}, {}, "'nowhere' holds no tokenizer.json"),
     ):
         with pytest.raises((RecipeError, DataError), match=names):
-            credit_rollouts(file, **options, overrides={"layout": LAYOUT})
+            credit_rollouts(file, **options, overrides={"layout": LAYOUT, **fields})
 
 
 def test_a_tokenizer_of_another_model_is_refused_and_without_any_credit_is_per_word(tmp_path, monkeypatch):
@@ -262,10 +241,14 @@ def test_the_page_has_a_row_for_stopping_and_says_of_no_living_stratum_that_it_i
     """By prompt: right and wrong; right, right, right without a confidence, wrong; nothing differs; only stopping differs."""
     four, three = trl_small.say("", "4", 0.5, 1.0), trl_small.say("", "3", 0.5, 1.0)
     stops = trl_small.say("", "3", None, 1.0)
-    run(tmp_path, answers=[*trl_small.SAID, *[four] * 4, *[three] * 3, stops], methods=["grpo", "bae"])
+    result = run(tmp_path, answers=[*trl_small.SAID, *[four] * 4, *[three] * 3, stops], methods=["grpo", "bae"])
+    assert result.applied[0].silent_n.tolist() == [False] * 8 + [True] * 8
     cells = Page((tmp_path / "out" / "report.html").read_text()).cells
     # Prompt 1: -1 less the mean of -.0625 and -.25, the two that are right; prompt 3: -1 less -.25. Their mean is .796875.
     assert ["bae: stop", "2", "0.797", "0", "-0.844", "-0.750"] in cells
+    grpo, bae = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"].values()
+    stop = {"completions": 2, "mean_abs": 0.796875, "zero_share": 0.0, "lowest": -0.84375, "highest": -0.75}
+    assert ("stop" in grpo["blocks"], bae["blocks"]["stop"]) == (False, pytest.approx(stop))
     counts = {row[0]: row[1] for row in cells if row}
     assert "grpo: stop" not in counts
     assert counts["bae: confidence"] == "14"  # two of the sixteen have none: absent, not credit 0

@@ -14,7 +14,6 @@ from rollout_files import LAYOUT, WELL_FORMED, own_run, tagged, trl_file, verifi
 from spanwise.cli import app
 from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs
@@ -72,16 +71,6 @@ def test_columns_are_asked_for_only_where_they_can_be_named(kind, tmp_path):
     assert "2 groups" in notes
     for sentence in (str(error.value), notes):
         assert ("--columns" in sentence) == (kind == "TRL")
-
-
-def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
-    """A recorded Brier score is missing if the confidence cannot be read (charged), and if nobody scored it (free)."""
-    outputs = [tagged("4", "0.9"), tagged("4", "high"), tagged("4", "0.7"), tagged("4", "0.5")]
-    file = trl_file(tmp_path / "a.parquet", outputs, correct=[1.0] * 4, brier=[-0.01, None, -0.09, None])
-    result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
-    assert result.scores.status_nm[:, 1].tolist() == [OK, UNPARSABLE, OK, UNSCORED]
-    # Mean -.05; -1 stands for the unreadable one.
-    assert_close(result.applied[0].credit.block_nk[:, 1], [0.04, -0.95, -0.04, 0.0])
 
 
 def test_one_bad_cell_does_not_drop_the_column_and_one_without_numbers_is_no_reward(tmp_path):
@@ -182,11 +171,3 @@ def test_usual_methods_without_a_source_are_left_out(tmp_path):
     assert "rlcr and bae are left out: Reward 'second_attempt' needs gold answers" in result.note
     with pytest.raises(DataError, match="Reward 'second_attempt' needs gold answers"):
         credit_rollouts(file, methods=["bae"], reward={"correct": "score"}, overrides={"layout": layout})
-
-
-def test_a_completion_without_tokens_is_charged_nothing(tmp_path):
-    file = verl_file(tmp_path / "1.jsonl", ["", *WELL_FORMED[:3]], correct=[0, 1, 1, 0])
-    result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
-    assert result.table.tokens.lengths[0] == 0
-    assert result.applied[0].credit.stop_n.tolist() == [0.0] * 4  # it leaves out both blocks, and no token could carry it
-    assert summary(result, {})["methods"]["bae"]["stop_mean_abs"] == 0.0

@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 import trl_small
 from rollout_files import LAYOUT, texts
@@ -125,23 +124,6 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own_unless_its_rollouts_canno
     grpo = [page.advantages["grpo"][row["start/solution"]] for row, page in zip(rows, view.completions, strict=True)]
     np.testing.assert_array_equal(np.sign(np.round(grpo, 9)), expected)
     assert (expected != 0).sum() > 8
-
-
-@pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
-def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
-    run = trl_small.trainer(tmp_path, log_completions=True)
-    run.train()
-    result = credit_rollouts(tmp_path, methods=["bae", "recorded"], overrides={"layout": LAYOUT})
-    assert result.table.source == "TRL"
-    assert result.table.note == "The file holds no token ids; credit is shown per word."
-    assert set(result.table.rewards) == {"correct", "brier"}  # the columns of credit are no rewards
-    assert result.table.rewards["brier"].value_n[5] == -1.0  # the stand-in for the confidence that was left out
-    for arm in result.applied:  # credited again, and as recorded in TRL's table
-        torch.testing.assert_close(arm.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
-        torch.testing.assert_close(arm.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
-    assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.reading.scores.reward_nm.isnan())
-    well_formed_n2 = result.scores.reward_nm[:, 2:]  # our trainer ran without them, and they move nothing here
-    assert torch.equal(well_formed_n2[~well_formed_n2.isnan()], torch.ones(15, dtype=torch.float64))
 
 
 ALONE = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": "solution", "if_missing": 0.0}]}

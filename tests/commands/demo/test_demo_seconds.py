@@ -1,17 +1,14 @@
 """The warm start, which the first arm makes for both, is billed to neither."""
 
-import io
 import time
 import warnings
 from importlib import import_module
 
 import pytest
-from rich.console import Console
 
 import trl_small
-from spanwise.commands.demo.demo import DIGITS, FIELDS, INVOICES, Trained, run_demo, running_mean, verdict
+from spanwise.commands.demo.demo import FIELDS, INVOICES, run_demo, running_mean, verdict
 from spanwise.errors import RecipeError
-from spanwise.recipe import load
 
 pytestmark = trl_small.THIRD_PARTY
 SMALL = {"start_steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 1, "report": False}
@@ -53,13 +50,3 @@ def test_a_running_mean_has_fewer_values_at_the_start_and_half_of_the_questions_
     assert running_mean([0.0, 1.0, 0.5]) == [0.0, 0.5, 0.5]
     end = "the policy learned to refuse most questions, and still refuses them at the end"
     assert verdict({"peak_refusal_rate": 0.6, "refusal_rate": 0.55}) == end
-
-
-def test_the_heading_of_the_confidence_demo_names_the_start_and_the_rule_of_its_runs():
-    recipe = load(None, {**DIGITS.common, **DIGITS.arms["scalar"], "start": "easy", "calibration": "brier"})
-    point = {"accuracy": 0.5, "refusal_rate": 0.0}
-    console = Console(width=120, record=True, file=io.StringIO())
-    figures = {"scalar": {**point, "peak_refusal_rate": 0.0}}
-    DIGITS.show(console, [Trained("scalar", "scalar", recipe, {"curve": [point]})], {"seeds": {"0": figures}})
-    heading = "seed 0: all arms begin with the same warm start (easy); the rewards are correctness and brier"
-    assert heading in console.export_text()

@@ -115,28 +115,16 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
     assert samples.intervals()["reward/equals.items[*].price"].count == 2  # the interval is of prompts, not of elements
 
 
-def ended(completions, completion_ids, **_):
-    """Reward completions whose ids end with the end token: 1 if their text does not show it, 0 if it does."""
-    pairs, end = zip(completions, completion_ids, strict=True), build_tokenizer().eos_token_id
-    return [float("<eos>" not in text) if ids[-1] == end else None for text, ids in pairs]
-
-
-def test_reward_functions_see_completions_as_in_training_without_the_end_token():
-    tokenizer = build_tokenizer()
-    rows = Dataset.from_dict({"prompt": ["7+3="] * 2, "answer": ["0"] * 2})
-    objectives = [{"reward": ended, "name": "ended", "pays": ["all"]}]
-    fields = {"layout": {"all": []}, "objectives": objectives, "temperature": 100.0}
-    recipe = load(None, {"model": "m", "dataset": "d", **fields})
-    task = Task("digits-of-mine on sums", "m", rows, rows, Layout({"all": []}), 56)
-    reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
-    assert reward_n[~reward_n.isnan()].tolist() == [1.0] * int((~reward_n.isnan()).sum()) != []
-
-
-def logged(completions, trainer_state, log_metric, log_extra, **_):
-    """Read all that TRL's trainer passes with conversations: the digit of the answer plus the trainer's step."""
+def logged(prompts, completions, completion_ids, trainer_state, log_metric, log_extra, **_):
+    """The trainer's step, plus 1 for a text or message with the answer 2 whose end token is in the ids alone."""
     log_metric("digits", 1.0)
-    log_extra("role", [message["role"] for (message,) in completions])
-    return [float("2" in message["content"]) + trainer_state.global_step for (message,) in completions]
+    log_extra("prompt", prompts)
+    texts = [
+        said if isinstance(prompt, str) else said[0]["content"] for prompt, said in zip(prompts, completions, strict=True)
+    ]
+    ended = [ids[-1] == build_tokenizer().eos_token_id for ids in completion_ids]
+    right = ["2" in text and "<eos>" not in text and end for text, end in zip(texts, ended, strict=True)]
+    return [float(flag) + trainer_state.global_step for flag in right]
 
 
 #: What comes after what, with certainty; two of the tokens are rows that the tokenizer does not know.
@@ -174,10 +162,11 @@ def test_they_are_read_as_nothing_and_answers_are_judged_as_the_objective_says_w
     assert (samples.correct["solution"].tolist(), samples.refusal_n.tolist()) == ([1, 0], [False] * 2)  # the model answers 2
 
 
-def test_reward_functions_get_messages_and_what_the_trainer_passes_as_in_training(padded):
+@pytest.mark.parametrize("prompt", ["1+1=", [{"role": "user", "content": "1+1="}]])
+def test_reward_functions_get_what_the_trainer_passes_as_in_training(prompt, padded):
     model, tokenizer = padded[0], build_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}"
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "1+1="}]], "answer": ["2"]})
+    rows = Dataset.from_dict({"prompt": [prompt], "answer": ["2"]})
     task = Task("sums", "m", rows, rows, Layout({"all": []}), 16)
     objectives = [{"reward": logged, "name": "logged", "pays": ["all"]}]
     recipe = load(None, {"model": "m", "dataset": "d", "layout": {"all": []}, "objectives": objectives})

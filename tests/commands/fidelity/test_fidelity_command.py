@@ -3,11 +3,11 @@
 import io
 
 import pytest
-import torch
 from datasets import Dataset
 from rich.console import Console
 
 from measure_small import rolled
+from spanwise.batch import Batch
 from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table, show
 from spanwise.commands.shared.task import task_roller
 from spanwise.errors import DataError, RecipeError
@@ -35,10 +35,8 @@ def solved(digit, confidence):
 def rows(texts):
     """What the sampler returns for texts."""
     tokenizer = build_tokenizer()
-    ids = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-    width = max(map(len, ids))
-    ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
-    return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
+    batch = Batch.jagged([tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts], texts)
+    return batch.ids_nt, batch.mask_nt
 
 
 @pytest.fixture

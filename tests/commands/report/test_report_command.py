@@ -320,14 +320,21 @@ def critic_run(path, options, **columns):
         ({"boundary": "end", "threshold": 0.4, "lam": 0.9}, [[1, 4], [2]], "below 0.4 closes a segment"),
     ],
 )
-def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tmp_path):
-    html = report_folder(critic_run(tmp_path, options)).read_text()
+def test_the_segments_of_a_run_and_of_its_export_are_those_of_its_recipe(options, opens, words, tmp_path):
+    folder = critic_run(tmp_path / "run", options)
+    html = report_folder(folder).read_text()
     assert '<section id="critic">' in html
-    data = data_of(html)
-    assert data["opens"] == [{"": tokens} for tokens in opens]
-    assert words in data["segments"]
-    (column,) = data["values"]
-    assert (data["methods"][0], column["name"], decoded(column, 0)) == ("sae", "", [0.5, 0.25, 0.75, None, 1])
+    credit(folder, methods=["sae", "grpo"], output=tmp_path / "out")
+    export = (tmp_path / "out" / "report.html").read_text()
+    for data in map(data_of, (html, export)):
+        assert data["opens"] == [{"": tokens} for tokens in opens]
+        assert words in data["segments"]
+        (column,) = data["values"]
+        assert (data["methods"][0], column["name"], decoded(column, 0)) == ("sae", "", [0.5, 0.25, 0.75, None, 1])
+    assert report_folder(tmp_path / "out").read_text() == export  # from its files alone
+    credit(folder, methods=["gae"], output=tmp_path / "gae")
+    data = data_of((tmp_path / "gae" / "report.html").read_text())
+    assert (data["segments"], len(data["values"])) == ("", 1)
 
 
 def test_values_by_objective_have_a_line_each_and_a_run_without_values_has_none(tmp_path):
@@ -337,16 +344,3 @@ def test_values_by_objective_have_a_line_each_and_a_run_without_values_has_none(
     assert data["opens"] == [{"correct": [1, 4], "short": []}, {"correct": [], "short": []}]  # each in its own tokens
     data = data_of(report_folder(critic_run(tmp_path / "bare", {}, values=None, logprobs=None)).read_text())
     assert (data["values"], data["opens"], data["probabilities"]) == ([], [{}, {}], None)
-
-
-def test_an_export_shows_the_segments_of_the_method_it_applied(tmp_path):
-    folder = critic_run(tmp_path / "run", {"boundary": "end"})
-    credit(folder, methods=["sae", "grpo"], output=tmp_path / "out")
-    first = (tmp_path / "out" / "report.html").read_text()
-    data = data_of(first)
-    assert data["opens"] == [{"": [1, 4]}, {"": []}]
-    assert "closes a segment" in data["segments"]
-    assert report_folder(tmp_path / "out").read_text() == first  # from its files alone
-    credit(folder, methods=["gae"], output=tmp_path / "gae")
-    data = data_of((tmp_path / "gae" / "report.html").read_text())
-    assert (data["segments"], len(data["values"])) == ("", 1)

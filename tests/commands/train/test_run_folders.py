@@ -134,9 +134,8 @@ def test_a_run_goes_on_from_its_own_files_under_its_own_recipe_alone_and_for_mor
         ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
         ({"steps": 1}, "steps was 2 and is 1 now"),
     ):
-        for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
-            with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
-                retrain(**changes, output=output, resume=resume)
+        with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
+            retrain(**changes, output="elsewhere", resume=str(run / "checkpoints" / "checkpoint-1"))
     assert files_of(run) == before
     first, last = (run / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt" for step in (1, 2))
     own = last.read_bytes()

@@ -23,7 +23,7 @@ SMALL = {
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers about itself
 REWARD = """
 def judged(completions, *, api_key, **_):
-    assert api_key == {key!r}, api_key
+    assert api_key[::-1] == {backwards!r}, api_key
     return [float(len(text) % 3) for text in completions]
 """
 
@@ -39,7 +39,7 @@ def holding(place):
 def fields(tmp_path, monkeypatch):
     """A recipe with two secrets, one of which its reward needs, in a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "judge.py").write_text(REWARD.format(key="".join(JUDGE)).replace(repr(JUDGE), f"{JUDGE[::-1]!r}[::-1]"))
+    (tmp_path / "judge.py").write_text(REWARD.format(backwards=JUDGE[::-1]))
     judged = {"reward": "judge.py:judged", "pays": ["solution"], "options": {"api_key": JUDGE}}
     return {
         **SMALL, "objectives": [{"reward": "correct", "pays": ["solution"]}, judged],

@@ -1,22 +1,18 @@
 """`spanwise why`: reasons and counts worked out by hand; for SAE decisions and the critic's delay on values that are known."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import rollout_files
 import trl_small
 from border.case import command
 from rollout_files import LAYOUT, WELL_FORMED, own_run, sae_run, tagged, trl_file, verl_file, write_lines, write_own
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.why.why import reasons, why
+from spanwise.commands.why.why import why
 from spanwise.errors import RecipeError
-from spanwise.zeros import Zero, reason_of
 
-WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
 OURS = {"overrides": {"layout": LAYOUT}}
 
 
@@ -109,22 +105,6 @@ def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
     assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"]))
     with pytest.raises(RecipeError, match="-1"):
         why(run, completion=-1)
-
-
-@pytest.mark.parametrize("name", ["verl", "verifiers", "verifiers_stream", "verifiers_branches"])
-def test_reasons_of_files_that_trainers_wrote_add_up(name):
-    result = credit_rollouts(WRITTEN / name)
-    table = result.table
-    for arm in result.applied:
-        zeros = reasons(result)[arm.name]
-        advantages = arm.advantages(table, 0, len(table))
-        counts = zeros.counts(3)
-        sums = [sum(getattr(count, name) for count in counts) for name in ("tokens", "completions")]
-        assert sums == [len(table.tokens.values), len(table)]
-        credited = torch.tensor([reason_of(key) is Zero.CREDITED for key in zeros.key_v.tolist()])
-        assert credited.tolist() == (np.nan_to_num(advantages) != 0).tolist()
-        masked = sum(count.tokens for count in counts if count.reason is Zero.MASKED)
-        assert masked == int((~table.trainable).sum())
 
 
 STRETCH, DECISIONS, ROWS = 8, 6, 40

@@ -483,7 +483,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         credit_nk = torch.from_numpy(trainer_record.value)[:, None].expand(present_nk.shape)
     count_m = torch.zeros(0, dtype=torch.long)
     block_credit_nk = torch.where(present_nk, credit_nk, 0.0)
-    credit = Credit(block_credit_nk, stop_credit_n, singleton_m=count_m, absent_m=count_m, mean_length_n=token_count_n)
+    shared_length_n = None if trainer_record.by_block else token_count_n
+    credit = Credit(block_credit_nk, stop_credit_n, singleton_m=count_m, absent_m=count_m, mean_length_n=shared_length_n)
     spread_unit = "block" if trainer_record.by_block else "completion"
     spread_text = (
         "Each token has a number of its own"
@@ -491,15 +492,13 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         else f"Each number is spread over the tokens of its {spread_unit}"
     )
     recorded_note = f"'{RECORDED}' is the trainer's own credit, read from {trainer_record.says}. {spread_text}."
-    spread_function = partial(_spread_recorded, by_block=bool(trainer_record.by_block))
-    return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
+    return MethodCredit(RECORDED, file_spans, credit, _spread_recorded, token_adv_v), recorded_note
 
 
-def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
+def _spread_recorded(credit: Credit, spans: Spans) -> Float[Tensor, "n t"]:
     """Spread recorded credit over the tokens of each block or rollout. A row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    spread_divisor = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
-    adv_nt = spread(finite_credit, spans, per=spread_divisor)
+    adv_nt = spread(finite_credit, spans, per="block" if credit.mean_length_n is None else credit.mean_length_n)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
 
 

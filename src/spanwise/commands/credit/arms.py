@@ -162,10 +162,9 @@ def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[st
 def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTable) -> None:
     """Refuse a reward that needs gold answers which the file does not have."""
     for objective in scheme.objectives:
-        if not isinstance(objective.reward, str):
+        if objective.name in columns or not isinstance(objective.reward, str):
             continue
-        reward_options = {**REWARDS[objective.reward].options, **objective.options}
-        answer_column = None if objective.name in columns else reward_options.get("column")
+        answer_column = {**REWARDS[objective.reward].options, **objective.options}.get("column")
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
             reward_option = f"--reward {objective.name}={next(iter(table.rewards), '')}"
             recorded_rewards_text = ", ".join(table.rewards)

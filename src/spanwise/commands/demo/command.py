@@ -28,5 +28,5 @@ def command(
     """
     from spanwise.commands.demo.demo import DEMOS, run_demo
 
-    chosen_fields = recipe_fields(set_, **({} if steps is None else {"steps": steps}))
+    chosen_fields = recipe_fields(set_, steps=steps)
     run_demo(DEMOS[task], output=output, seeds=seed_numbers(seeds), choices=chosen_fields, overwrite=overwrite)

@@ -37,8 +37,8 @@ def command(
     from spanwise.report.train import unmeasured_sentences
     from spanwise.rollouts.folder import sole_writer
 
-    recipe_changes = recipe_fields(set_, **({} if prompts is None else {"eval_prompts": prompts}))
-    check_sizes(prompts=1 if prompts is None else prompts, samples=samples)
+    recipe_changes = recipe_fields(set_, eval_prompts=prompts)
+    check_sizes(prompts=prompts, samples=samples)
     folder, full_recipe = run_or_model(model, recipe, {"eval_prompts": 512, **recipe_changes})
     prompts = full_recipe.eval_prompts
     console = Console()

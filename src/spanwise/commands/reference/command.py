@@ -28,19 +28,18 @@ def command(
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.reference.reference import reference as measure
+    from spanwise.commands.shared.fitted import say
     from spanwise.recipe import load
 
     check_sizes(prompts=prompts, samples=samples)
-    model_options = {"model": model, "dataset": dataset}
-    given_options = {name: value for name, value in model_options.items() if value is not None}
-    full_recipe = load(recipe, recipe_fields(set_, **given_options))
+    full_recipe = load(recipe, recipe_fields(set_, model=model, dataset=dataset))
     console = Console()
     figures = measure(full_recipe, prompts=prompts, samples=samples, console=console)
-    console.print(
+    say(
+        console,
         f"{figures['completions']} of {prompts * samples} completions were not cut off. After the end of these completions, the "
         f"token '{figures['token']}' has the log-probability {figures['mean']:.4g} +- {figures['std']:.2g} (mean +- standard "
         f"deviation). spanwise computed the log-probability at the temperature {figures['temperature']:g}. As in LaSeR's code, "
         f"the result is multiplied by {figures['temperature']:g}. Write in the recipe:\n"
         f"laser: {{token: '{figures['token']}', reference: {figures['mean']:.4g}, ...}}",
-        highlight=False, soft_wrap=True, markup=False,
-    )  # fmt: skip
+    )

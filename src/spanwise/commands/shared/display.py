@@ -59,13 +59,11 @@ def interval_table(
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
-    """Build a table of voting accuracy: a row per way of voting, a column per number of samples.
-
-    A figure without a standard error stands alone: there is one prompt, or all prompts agree, which does not make it certain.
-    """
+    """Build a table of voting accuracy: a row per way of voting, a column per number of samples."""
     budgets = next(iter(votes.values())).budgets
     # A column is shown for each power of two, and for the largest number of samples.
     budget_indices = [i for i, budget in enumerate(budgets) if budget.bit_count() == 1 or budget == budgets[-1]]
+    # With one prompt, or if all prompts agree, the standard error is no measure of certainty, so it is left out.
     table_rows = [
         [
             f"{voting_rule.removeprefix(OF_SCORE)} by score" if voting_rule.startswith(OF_SCORE) else voting_rule,

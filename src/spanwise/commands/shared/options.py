@@ -27,8 +27,8 @@ Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 
 def recipe_fields(pairs: Sequence[str] | None, **options: Any) -> dict[str, Any]:
-    """Parse the `field=value` pairs of `--set`, and add the fields that other options set. Refuse a field that is set twice."""
-    field_values = options
+    """Parse the `field=value` pairs of `--set`, and add the fields that given options set. Refuse a field that is set twice."""
+    field_values = {name: value for name, value in options.items() if value is not None}
     for field_pair in pairs or []:
         field_name, value_text = key_value(
             field_pair, "--set", "field=value, such as --set entropy=0.05, or \"field=''\" for an empty text"
@@ -124,10 +124,10 @@ def seed_numbers(seeds: str) -> list[int]:
         raise RecipeError(f"--seeds takes whole numbers separated by commas, such as 0,1,2; got '{seeds}'.") from None
 
 
-def check_sizes(**sizes: int) -> None:
-    """Refuse an option whose value is below 1."""
+def check_sizes(**sizes: int | None) -> None:
+    """Refuse a given option whose value is below 1."""
     for name, size in sizes.items():
-        if size < 1:
+        if size is not None and size < 1:
             raise RecipeError(f"--{name.replace('_', '-')} is {size}; set it to 1 or more.")
 
 

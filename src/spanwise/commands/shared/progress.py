@@ -19,10 +19,7 @@ _LARGE = 20_000_000
 
 
 class Live(Progress):
-    """Shows the progress of a run until `stop`. A terminal gets a bar. A log file gets a line at every tenth step.
-
-    `first` is the number of steps that were done before.
-    """
+    """Shows the progress of a run, of which `first` steps are done, as a bar, or in a log file as a line at every tenth step."""
 
     def __init__(self, console: Console, title: str, steps: int, *, first: int = 0) -> None:
         progress_columns = (
