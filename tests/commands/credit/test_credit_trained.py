@@ -1,4 +1,4 @@
-"""`spanwise credit` on runs: the advantages they were trained with, ours, with a critic too, and TRL's."""
+"""`spanwise credit` on runs: the advantages they were trained with, with a critic too, and what their report shows beside them."""
 
 import shutil
 from dataclasses import replace

@@ -54,31 +54,24 @@ def make_run(folder, *, seed=0, accuracy=0.5, evaluation=True):
     return folder
 
 
-def test_report_of_a_run_folder(tmp_path):
-    folder = make_run(tmp_path / "run", accuracy=0.625)
-    columns = {"fault": [0], "start/solution": [0], "end/solution": [2], "advantages/bae": [[0.5, 0.5]]}
-    write_own(folder / "rollouts" / "step_000002.parquet", [[5, 6]], **columns)
-    path = report_folder(folder)
-    assert path == folder / "report.html"
-    page = Page(path.read_text())
-    assert page.headline("accuracy") == "62.5 %"
-    assert "15 of 16 completions have a confidence, and are known to be right or wrong." in page.text
-    assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
-    assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
-
-
-def test_the_page_of_a_large_batch_shows_whole_groups_of_all_of_it(tmp_path):
+def test_report_of_a_run_folder_shows_whole_groups_of_all_of_a_large_batch(tmp_path):
     """Of 64 groups of 8 completions, 62 fit on a page of at most 500."""
-    folder, group = make_run(tmp_path / "run", evaluation=False), [n // 8 for n in range(512)]
+    folder, group = make_run(tmp_path / "run", accuracy=0.625), [n // 8 for n in range(512)]
     same = {"fault": 0, "start/solution": 0, "end/solution": 1, "advantages/bae": [0.5], "step": 2}
     columns = {name: [cell] * 512 for name, cell in same.items()} | {"prompt": [f"prompt {n}" for n in group]}
     write_own(folder / "rollouts" / "step_000002.parquet", [[5]] * 512, group=group, **columns)
-    html = report_folder(folder).read_text()
-    data = data_of(html)
+    path = report_folder(folder)
+    assert path == folder / "report.html"
+    html = path.read_text()
+    data, page = data_of(html), Page(html)
     sizes = Counter(decoded(data["prompts"], n)[0] for n in range(len(data["steps"])))
     assert set(sizes.values()) == {8}
     assert (len(sizes), {"prompt 0", "prompt 63"} <= sizes.keys()) == (62, True)
     assert "--rows" not in html  # an option of spanwise credit alone
+    assert page.headline("accuracy") == "62.5 %"
+    assert "15 of 16 completions have a confidence, and are known to be right or wrong." in page.text
+    assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
+    assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
 
 
 def test_report_of_a_comparison_folder(tmp_path):

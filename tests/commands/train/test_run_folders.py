@@ -27,7 +27,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.rollouts import schema
-from spanwise.rollouts.folder import RunFolder, check_free
+from spanwise.rollouts.folder import check_free
 from spanwise.score import score_all
 from spanwise.types import Scores
 
@@ -176,7 +176,9 @@ def test_the_last_run_of_a_name_says_nothing_of_where_it_is_and_goes_on_to_the_s
     assert (run / "checkpoints" / "checkpoint-2").is_dir()
     finished, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (first, run))
     assert [resumed[name] for name in ("start", "final")] == [finished[name] for name in ("start", "final")]
-    assert [file.name for file in (run / "rollouts").iterdir()] == ["step_000001.parquet"]
+    # What was kept after the checkpoint is gone.
+    kept = [str(file.relative_to(run)) for file in sorted(run.glob("*/step_*.parquet"))]
+    assert kept == ["one_prompt/step_000000.parquet", "rollouts/step_000001.parquet"]
     for name in ("model/model.safetensors", "rollouts/step_000001.parquet"):
         assert files_of(run)[name] == before[name]
 
@@ -304,12 +306,3 @@ def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path
         assert all(value is not None for table in tables for values in table["values"] for value in values)
     view = data_of((tmp_path / "kept" / "report.html").read_text(), view=1)
     assert (view["by_step"], view["steps"]) == (True, [0] * 4 + [1] * 4 + [2] * 4)
-
-
-def test_what_was_kept_after_the_checkpoint_goes(tmp_path):
-    for kind in ("rollouts", "one_prompt"):
-        (tmp_path / kind).mkdir()
-        for step in (2, 4):
-            (tmp_path / kind / f"step_{step:06d}.parquet").touch()
-    RunFolder(tmp_path).begin({}, step=2)
-    assert [file.name for file in tmp_path.glob("*/*.parquet")] == ["step_000002.parquet"] * 2
