@@ -8,11 +8,11 @@ import pytest
 import trl_small
 from border.case import case, check, command
 from rollout_files import trl_file
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read, setup_warnings
+from score_small import BYTES, byte_group
+from spanwise import Layout, Objective, Scheme, read, setup_warnings
 
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
 
-BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 PAIR = Layout(["name", "price"], segmenter="json")
 WRITTEN = '{"title": "tea", "cost": 3}'
 laid = case(Layout)
@@ -36,8 +36,7 @@ def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR, o
     """What is said of the first batch of completions."""
     rule = Scheme("bae", layout, [objective])
     texts = [written] * 4 if isinstance(written, str) else written
-    batch = Batch.jagged([list(text.encode()) for text in texts], [0] * 4, columns={"answer": [gold] * 4})
-    return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
+    return "\n".join(setup_warnings(read(byte_group(*texts, answer=[gold] * 4), rule, BYTES), rule).values())
 
 
 def credited(folder):

@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 
 from helpers import quickly
 from score_small import ERROR, OK
-from spanwise.objective import Objective
 from spanwise.score import MathVerifier, Verdict, judge
 from spanwise.score.answers import LONGEST, bare
-from spanwise.score.score import score_one
 from spanwise.types import Status
 
 
@@ -81,11 +79,3 @@ def test_of_a_long_answer_its_end_is_sent_or_nothing(case, verify):
     (verdict,) = judge(["1/2"], [answer], verify=verify, verifier=verifier)
     assert list(verifier.pairs) == ([] if sent is None else [("1/2", sent)])
     assert (verdict.status, verdict.value) == (OK, 0.0)
-
-
-def test_a_first_attempt_too_long_to_compare_differs():
-    text = [{"first": {"": "", "answer": "1+" * LONGEST}, "second": {"": "", "answer": "5/7"}}]
-    verifier = Asked()
-    objective = Objective("second_attempt", pays="second", options={"verifier": verifier})
-    assert score_one(objective, text, columns={"answer": ["4/3"]}, scored={}).value_n.item() == pytest.approx(0.1)
-    assert verifier.pairs == [("4/3", "5/7")]  # the second by the gold answer; by the first one nothing is asked

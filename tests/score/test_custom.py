@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, CORRECT, OK, TIMEOUT, completion, trl_reward
+from score_small import ABSENT, CORRECT, OK, TIMEOUT, completion, rewarded, trl_reward
 from spanwise import register
 from spanwise.credit import METHODS
 from spanwise.errors import RecipeError, RewardError
@@ -24,14 +24,8 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score import Reward, custom, score_all
 from spanwise.score.reward import REWARDS
-from spanwise.score.score import check_objectives, score_one
+from spanwise.score.score import check_objectives
 from spanwise.types import Status
-
-
-def rewarded(reward, text=None, *, columns=None, **fields):
-    """The rewards of one objective that pays the solution."""
-    text = [completion()] if text is None else text
-    return score_one(Objective(reward, **{"pays": "solution", **fields}), text, columns=columns or {}, scored={})
 
 
 def test_a_trl_reward_gets_prompts_completions_ids_and_every_column():

@@ -5,12 +5,12 @@ import torch
 import yaml
 
 from helpers import NAN, assert_close
-from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, metrics, read
+from score_small import BYTES, byte_group
+from spanwise import Layout, Objective, Scheme, advantages, credit_batch, metrics, read
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.score.score import written_out
 
-BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ITEMS = Layout(["name", "items[*]", "total"], segmenter="json", most=2)
 PAIR = Layout(["a", "b"], segmenter="json")
 
@@ -18,12 +18,6 @@ PAIR = Layout(["a", "b"], segmenter="json")
 def expanded(layout, *objectives):
     written = written_out([o if isinstance(o, Objective) else Objective("equals", **o) for o in objectives], layout)
     return [(o.name, o.pays, o.options.get("tag")) for o in written]
-
-
-def batch(*texts, gold='{"a": 1, "b": 2}', **columns):
-    """One group of completions, a byte a token."""
-    size = len(texts)
-    return Batch.jagged([list(text.encode()) for text in texts], [0] * size, columns={"answer": [gold] * size, **columns})
 
 
 def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout_and_pays_may_hold_one_too():
@@ -69,12 +63,9 @@ def test_a_function_of_one_block_hears_which_and_an_absent_step_is_absent():
     scheme = Scheme("bae", STEPS, [Objective(why, each="step[*]"), Objective("listed", each="step[*]")])
     assert [o.options for o in scheme.objectives] == [{"block": f"step[{n}]"} for n in range(3)] * 2
     text = "<step>abc</step><step></step>"
-    reading = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
+    reading = read(byte_group(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
     expected = [[3, -1, NAN, 0.1, 0.2, NAN], [3, -1, NAN, 0.5, NAN, NAN]]
     assert_close(reading.scores.reward_nm, expected, 1e-12, equal_nan=True)
-    alone = Scheme("bae", STEPS, [Objective("listed", pays="step[1]")])
-    numbers = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, 0.4]]), alone, BYTES).scores.reward_nm
-    assert_close(numbers, [[0.2], [0.4]], 1e-12)
     for reward in (why, "listed"):
         chosen = Scheme("bae", STEPS, [Objective(reward, each="*", pays="step[2]", options={"block": "step[0]"})])
         assert [dict(o.options) for o in chosen.objectives] == [{"block": "step[0]"}] * 3
@@ -147,7 +138,7 @@ def test_a_function_of_one_completion_hears_its_block_or_sees_its_text():
         return float(solution_str.rstrip("}").rpartition(":")[2].rstrip(", "))
 
     objectives = [Objective(place, each="*"), Objective(number, each="*", options={"sees": "part"})]
-    scores = read(batch('{"a": 1, "b": 2}'), Scheme("bae", PAIR, objectives), BYTES).scores
+    scores = read(byte_group('{"a": 1, "b": 2}', answer=["4"]), Scheme("bae", PAIR, objectives), BYTES).scores
     assert scores.reward_nm.tolist() == [[0.0, 1.0, 1.0, 2.0]]
 
 
@@ -158,7 +149,8 @@ def test_a_group_worked_out_by_hand():
     one reward, whose stratum is then of one and gets 0.
     """
     scheme = Scheme("bae", PAIR, [Objective("equals", each="*", given="earlier", baseline="outcome")])
-    group = batch('{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}')
+    texts = '{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}'
+    group = byte_group(*texts, answer=[texts[0]] * 4)
     reading = read(group, scheme, BYTES)
     assert_close(reading.scores.reward_nm, [[1, 1], [1, 0], [0, 1], [0, NAN]], 0, equal_nan=True)
     credit = credit_batch(reading, group, scheme)

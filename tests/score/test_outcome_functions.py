@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import NAN, assert_close, double
-from score_small import CORRECT, completion
+from score_small import CORRECT, completion, rewarded
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -203,8 +203,7 @@ def test_a_report_says_what_it_read(unchecked_shapes):
         reward = rule(text, pays=("confidence",), columns={}, scored=scored)
         same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, whatever the verdict
     returned = Reward.of([1.0, 1.0], stated=[0.4, 0.6], by_outcome=[(0.0, 1.0)] * 2)
-    objective = Objective(lambda blocks: returned, pays="confidence", name="own")
-    own = score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={})
+    own = rewarded(lambda blocks: returned, [completion(), completion(confidence=False)], pays="confidence")
     same(own.stated_n, [0.4, NAN])  # the second one has not the paid block
     same(own.by_outcome_n2, [[0, 1], [NAN, NAN]])
     with pytest.raises(AlignmentError, match=r"2 values.*stated_n has 1"):

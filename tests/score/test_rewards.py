@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, CORRECT, ERROR, OK, completion
-from spanwise import Batch, Layout, Scheme, Vocabulary, read
+from score_small import ABSENT, BYTES, CORRECT, ERROR, OK, byte_group, completion, rewarded
+from spanwise import Layout, Scheme, read
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import parse_confidence, score_all
-from spanwise.score.score import score_one
-
-BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+from spanwise.score.answers import LONGEST
 
 
 def test_log_score_is_clipped_on_both_sides():
@@ -37,7 +35,7 @@ def test_the_charge_for_length_is_dapos():
     columns = {"completion_ids": [[5] * length for length in (0, 6, 7, 10, 14, 9)]}
 
     def charged(**options):
-        return score_one(Objective("overlong", pays="solution", options=options), text, columns=columns, scored={})
+        return rewarded("overlong", text, columns=columns, options=options)
 
     # verl's manager `dapo`: min(-(length - (longest - buffer)) / buffer, 0); no answer to charge in the last one.
     reward = charged(longest=10, buffer=4)
@@ -112,15 +110,14 @@ def tagged(text, **tags):
     ],
 )
 def test_format_counts_only_tags_that_open_and_close_once_in_order(blocks, value):
-    reward = score_one(Objective("format", pays="solution"), [blocks], columns={}, scored={})
-    assert_close(reward.value_n, [value], 1e-12, equal_nan=True)
+    assert_close(rewarded("format", [blocks]).value_n, [value], 1e-12, equal_nan=True)
 
 
 def test_format_over_two_blocks_and_over_chosen_tags():
     text = [completion(), completion("4", False), completion(False, False), completion("4", None)]
     for options, expected in (({}, [1, 0, NAN, 0]), ({"tags": ["answer"]}, [1, 0, NAN, 1])):
-        objective = Objective("format", pays=("solution", "confidence"), options=options)
-        assert_close(score_one(objective, text, columns={}, scored={}).value_n, expected, 1e-12, equal_nan=True)
+        reward = rewarded("format", text, pays=("solution", "confidence"), options=options)
+        assert_close(reward.value_n, expected, 1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +126,7 @@ def test_format_over_two_blocks_and_over_chosen_tags():
 )
 def test_format_in_a_scheme_counts_the_tags_of_a_block_that_is_left_out(written, value):
     layout = Layout({"solution": ["answer"], "report": ["sure"]})
-    batch = Batch.jagged([list(written.encode())], [0])
-    scores = read(batch, Scheme("bae", layout, [Objective("format", "solution")]), BYTES).scores
+    scores = read(byte_group(written), Scheme("bae", layout, [Objective("format", "solution")]), BYTES).scores
     assert scores.reward_nm.tolist() == [[value]]
 
 
@@ -142,15 +138,15 @@ def attempts(first, second):
 def test_second_attempt_pays_one_tenth_for_something_else_and_nothing_for_the_same(verifier):
     cases = [
         (("3", "4"), 1.0), (("4", "4"), 1.0), (("3", "5"), 0.1), (("4", "5"), 0.1), (("5", "5"), 0.0), (("5", "05"), 0.0),
-        ((r"\frac{1}{2}", "0.5"), 0.0), (("0.5", r"\frac{1}{3}"), 0.1), (("@#!", "5.5"), 0.1),
+        ((r"\frac{1}{2}", "0.5"), 0.0), (("0.5", r"\frac{1}{3}"), 0.1), (("@#!", "5.5"), 0.1), (("1+" * LONGEST, "5/7"), 0.1),
         (("3", None), 0.0), (("3", " "), 0.0), ((None, "5"), 0.1), ((False, "5"), 0.1), (("4", False), NAN),
     ]  # fmt: skip
     text = [attempts(*pair) for pair, _ in cases]
-    objective = Objective("second_attempt", pays=("second",), options={"verifier": verifier})
-    reward = score_one(objective, text, columns={"answer": ["4"] * len(text)}, scored={})
+    fields = {"pays": "second", "options": {"verifier": verifier}}
+    reward = rewarded("second_attempt", text, columns={"answer": ["4"] * len(text)}, **fields)
     assert_close(reward.value_n, [value for _, value in cases], 1e-12, equal_nan=True)
     assert reward.status_n.tolist() == [OK] * (len(text) - 1) + [ABSENT]
-    no_gold = score_one(objective, [attempts("3", "5")], columns={"answer": [None]}, scored={})
+    no_gold = rewarded("second_attempt", [attempts("3", "5")], columns={"answer": [None]}, **fields)
     assert no_gold.status_n.tolist() == [ERROR]
 
 
@@ -158,9 +154,10 @@ def test_correct_reads_another_tag_and_column_or_the_whole_block(verifier):
     steps = "Then $x = 3$ and so on.\n" * 2000  # of a long text its end is compared
     texts = [{"all": {"": f"{steps}The answer is \\boxed{{4}}."}}, {"all": {"": steps}}]
     options = {"tag": "", "column": "gold", "verifier": verifier}
-    reward = score_one(Objective("correct", pays=("all",), options=options), texts, columns={"gold": [4, 4]}, scored={})
-    assert_close(reward.value_n, [1.0, 0.0], 1e-12)
-    with pytest.raises(DataError):
-        score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})
-    with pytest.raises(AlignmentError, match="3 rows for 1"):
-        score_one(CORRECT, [completion()], columns={"answer": ["4"] * 3}, scored={})
+    assert rewarded("correct", texts, columns={"gold": [4, 4]}, pays="all", options=options).value_n.tolist() == [1, 0]
+    for columns, error, says in (
+        ({"gold": ["4"]}, DataError, "'answer'"),
+        ({"answer": ["4"] * 3}, AlignmentError, "3 rows for 1"),
+    ):
+        with pytest.raises(error, match=says):
+            rewarded("correct", columns=columns)

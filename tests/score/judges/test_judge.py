@@ -69,24 +69,15 @@ def test_equal_questions_are_asked_once_and_many_at_a_time():
 
 def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     prompt = tmp_path / "judge.txt"
-    prompt.write_text("{{ gold }} of {{ name }}: {{ part }}")
+    prompt.write_text("{{ gold }}, {{ completions }} of {{ name }}: {{ part }}")
+    conversations = [[{"role": "tool", "content": f"It is {n}."}] for n in range(6)]  # what tools said, too
     options = {"prompt": str(prompt), "constrain": "none", "reasons": False, "choices": {"bad": -1, "so-so": 0.25, "ok": 1}}
     with Server(lambda *_: reply("Verdict: so-so")).serving() as server:
-        scores = judged(server, columns={"gold": list("abcdef")}, **options)
+        scores = judged(server, columns={"gold": list("abcdef"), "completions": conversations}, **options)
     assert scores.reward_nm[0, 0] == 0.25
     (request,) = (request for request in server.requests if part_of(request) == "step 0")
-    assert request["messages"][-1]["content"].startswith(f"a of step: {fenced('step 0', 'part')}")
+    assert request["messages"][-1]["content"].startswith(f"a, {conversations[0]} of step: {fenced('step 0', 'part')}")
     assert "response_format" not in request
-
-
-def test_a_template_with_completions_shows_the_judge_tool_output():
-    conversations = [
-        [{"role": "tool", "content": f"It is {n}."}, {"role": "assistant", "content": "Yes."}] for n in range(6)
-    ]
-    with Server(even).serving() as server:
-        judged(server, columns={"completions": conversations}, prompt="{{ completions }} {{ part }}")
-    for request in server.requests:
-        assert f"It is {part_of(request)[-1]}." in request["messages"][-1]["content"]
 
 
 def test_null_leaves_a_field_of_sampling_out_of_the_request():
@@ -104,32 +95,30 @@ def token(text, **likely):
     return {"token": text, "logprob": 0.0, "bytes": None, "top_logprobs": others}
 
 
-@pytest.mark.parametrize(
-    ("constrain", "before", "after"),
-    [
-        ("choice", [], []),
-        ("schema", [token('{"ver'), token('dict": "')], [token('"}')]),
-        ("none", [token('<think>{"verdict": "'), token("no", no=1.0), token('"}</think>')], []),
-    ],
-)
-def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, after):
-    split = {" yes": 0.1, "yes": 0.5, "no": 0.2, "maybe": 0.15}  # .6 against .2
-    tokens = [*before, token("yes", **split), *after]
-    answer = reply("".join(piece["token"] for piece in tokens), logprobs={"content": tokens})
-    with Server(lambda *_: answer).serving() as server:
-        scores = judged(server, constrain=constrain, expected=True, reasons=False)
+def test_the_expected_value_is_the_mean_over_the_choices():
+    likely = token("yes", **{" yes": 0.1, "yes": 0.5, "no": 0.2, "maybe": 0.15})  # .6 against .2
+    with Server(lambda *_: reply("yes", logprobs={"content": [likely]})).serving() as server:
+        scores = judged(server, constrain="choice", expected=True, reasons=False)
     assert scores.reward_nm[0, 0] == pytest.approx(0.75)
     request = server.requests[0]
     assert (request["logprobs"], request["top_logprobs"]) == (True, 20)
-    assert ("structured_outputs" in request) == (constrain == "choice")
+    assert request["structured_outputs"] == {"choice": ["no", "yes"]}
 
 
 #: Tokens of a reply with log-probabilities, what the reply says, its choices, and the mean by hand, or why there is none.
 HALF = token("yes", yes=0.5, no=0.5)
 SURE = [token('{"reason": "'), token("\\xf0\\x9f"), token("\\x98\\x80"), token('", "verdict": "')]
+OUT = [token('"}</think>'), HALF]
 YES_NO, OF_TEN, OF_THREE = {"no": 0, "yes": 1}, {"1": 1, "9": 9, "10": 10}, {"no": 0, "not sure": 1, "yes": 2}
 MEANS = {
+    "thoughts in the reply": (
+        [token('<think>{"verdict": "'), token("no", no=1.0), *OUT],
+        "<think>no</think>yes",
+        YES_NO,
+        0.5,
+    ),
     "thoughts that the server took out": ([token("No"), token("</think>"), HALF], "yes", YES_NO, 0.5),
+    "a key in two tokens": ([token('{"ver'), token('dict": "'), HALF, token('"}')], '{"verdict": "yes"}', YES_NO, 0.5),
     "bytes of a letter": ([*SURE, HALF, token('"}')], '{"reason": "😀", "verdict": "yes"}', YES_NO, 0.5),
     "a word before the choice": ([token("No", no=1.0), token("te: "), HALF], "Note: yes", YES_NO, 0.5),
     "another word": ([token("yes", yes=0.5, no=0.25, nothing=0.25)], "yes", YES_NO, 2 / 3),
