@@ -72,10 +72,7 @@ def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. The file gets its name after the `with` block, so it is never half written.
-
-    If the block fails, the file that was there before stays, and the temporary file is removed.
-    """
+    """Yield a temporary path to write to, which replaces the file after the `with` block, and is removed if the block fails."""
     temporary_file = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with writing(file):

@@ -51,10 +51,6 @@ def resolved(folder, text):
     return command("train", folder / "recipe.yaml")
 
 
-def one_number(blocks):
-    return [1.0 for _ in blocks]
-
-
 EACH = [{"reward": "equals", "each": "*"}]
 priced = functools.partial(remarked, layout=PRICE, gold='{"price": 3}')
 OF_FIELDS = "start_steps: 1\nlayout: [name, price]\nsegmenter: json\nobjectives:\n"
@@ -96,7 +92,9 @@ CASES = {
     'Objective("equals", pays="price", given="earlier", baseline="outcome") without `each`': scheme(
         given="earlier", baseline="outcome"
     ),
-    "A reward function with `each` that does not ask which block it is for": scheme(one_number, each="*"),
+    "A reward function with `each` that does not ask which block it is for": scheme(
+        lambda blocks: [1.0], each="*", name="one_number"
+    ),
     "`format`, the price on malformed tags, for fields of JSON": scheme("format"),
     "`{reward: near, pays: [price], options: {rel: 1%}}`": resolved(
         OF_FIELDS + "- {reward: near, pays: [price], options: {tag: price, rel: 1%}}\n"

@@ -19,7 +19,7 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 SOLVED, REPORT = Objective("correct", pays="solution"), Objective("brier", pays="confidence")
 WHOLE = {"solution": {"": "4", "answer": "4"}, "confidence": {"": "0.9", "confidence": "0.9"}}
 SILENT = {**WHOLE, "confidence": None}
-GOLDS, QUESTIONS = {"answer": ["4", "4"]}, {"question": ["2+2", "2+2"]}
+GOLDS = {"answer": ["4", "4"]}
 
 
 def score(objectives, text, columns):
@@ -39,11 +39,8 @@ def compare_given(outcome, size=2):
     score([SOLVED, report], [WHOLE] * size, {"answer": ["4"] * size})
 
 
-def returning(value):
-    def mine(blocks):
-        return value
-
-    return mine
+def returned(value):
+    return scored(lambda blocks: value, name="mine")
 
 
 @case
@@ -53,12 +50,10 @@ def trained(folder, reward, **fields):
     trainer(folder, extra={"objectives": [exact, Objective(reward, **fields)]}).train()
 
 
-def minus_one_without_a_confidence(blocks):
-    return [-1.0 if block["confidence"] is None else 0.5 for block in blocks]
-
-
 def charged(**fields):
-    return trained(minus_one_without_a_confidence, pays="confidence", name="mine", **fields)
+    """-1.0 where the confidence is left out."""
+    paid = {"pays": "confidence", "name": "mine", **fields}
+    return trained(lambda blocks: [-1.0 if block["confidence"] is None else 0.5 for block in blocks], **paid)
 
 
 def fails(blocks, answer):
@@ -77,14 +72,6 @@ async def compute_score(data_source, solution_str, ground_truth):
 
 def two_scores(data_source, solution_str, ground_truth):
     return {"score": 1.0, "form": 0.0}
-
-
-def contains(completion, answer):
-    return float(answer in completion)
-
-
-def of_trl(completions, **columns):
-    return [True for _ in completions]
 
 
 def of_blocks(blocks):
@@ -122,9 +109,13 @@ CASES = {
     "A `key` of a function that returns a list": scored(of_blocks, key="format"),
     "A `key` that the function does not return": scored(two_scores, key="from"),
     "A function in verl's signature without the right answer": scored(two_scores, columns={}),
-    "A function in verifiers' signature without the right answer": scored(contains, columns=QUESTIONS),
+    "A function in verifiers' signature without the right answer": scored(
+        lambda completion, answer: 1.0, name="contains", columns={"question": ["2+2", "2+2"]}
+    ),
     "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
-    "`timeout` of a function in TRL's signature": scored(of_trl, options={"timeout": 5}),
+    "`timeout` of a function in TRL's signature": scored(
+        lambda completions, **columns: [], name="of_trl", options={"timeout": 5}
+    ),
     "A `block` of a function that sees the whole completion": scored(two_scores, options={"block": "solution"}),
     "`sees: part` of a block that the layout lacks": scored(two_scores, options={"sees": "part", "block": "solutoin"}),
     'Layout({"solution": ["answer"]}, segmenter="tag")': case(Layout)({"solution": ["answer"]}, segmenter="tag"),
@@ -139,17 +130,17 @@ CASES = {
         lambda blocks: [block["confidence"]["confidence"] for block in blocks], text=[WHOLE, SILENT]
     ),
     "A reward function that sleeps for minutes": sleepy,
-    "A reward function that returns one text": scored(returning("good")),
+    "A reward function that returns one text": returned("good"),
     "A reward function of a recipe that returns words": recipe_with_words,
-    "A reward function that returns numbers as text": scored(returning(["1.0", "0.0"])),
-    "A reward function that returns an array of the shape (N, 1)": scored(returning(np.ones((2, 1)))),
-    "A reward function that returns the mean of the batch": scored(returning(torch.tensor(0.5))),
-    "A reward function that returns too few": scored(returning([1.0])),
-    "A reward function that returns NaN": scored(returning([1.0, float("nan")])),
-    "A reward function that returns 1e308": scored(returning([1.0, 1e308])),
-    "A reward function that returns a tensor on the device meta": scored(returning(torch.ones(2, device="meta"))),
-    "A reward function that returns measured costs, which nobody named": scored(
-        returning(Reward.of([1.0, 1.0], measured=[[3.0], [3.0]]))
+    "A reward function that returns numbers as text": returned(["1.0", "0.0"]),
+    "A reward function that returns an array of the shape (N, 1)": returned(np.ones((2, 1))),
+    "A reward function that returns the mean of the batch": returned(torch.tensor(0.5)),
+    "A reward function that returns too few": returned([1.0]),
+    "A reward function that returns NaN": returned([1.0, float("nan")]),
+    "A reward function that returns 1e308": returned([1.0, 1e308]),
+    "A reward function that returns a tensor on the device meta": returned(torch.ones(2, device="meta")),
+    "A reward function that returns measured costs, which nobody named": returned(
+        Reward.of([1.0, 1.0], measured=[[3.0], [3.0]])
     ),
     "A reward function that sets a seed, the default dtype, gradients or the working directory": scored(seeds),
     "A reward function that returns -1.0 where the block is left out": charged(),

@@ -20,14 +20,6 @@ CHAT = [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 
-def lengths(completions):
-    return [float(len(text)) for text in completions]
-
-
-def contains(completion, answer):
-    return float(answer in completion[-1]["content"])
-
-
 @case
 def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, group=(0, 0), steps=True, **options):
     its_steps = Steps(torch.tensor(trajectory), torch.tensor(step), anchor) if steps else None
@@ -128,13 +120,16 @@ CASES = {
     "the same under `gigpo` without a scope": paid_once(OF_STEPS),
     "`correct` without a scope beside `scope: turn`, and an answer before the last turn": answered_too_early,
     "a function of `completions` with `scope: turn`, and a conversation of two turns": paid_once(
-        Scheme("bae", WHOLE, [Objective(lengths, "all", scope="turn")])
+        Scheme("bae", WHOLE, [Objective(lambda completions: [1.0], "all", name="lengths", scope="turn")])
     ),
     "`overlong` under `gigpo` without a scope": paid_once(
         Scheme("gigpo", WHOLE, [Objective("overlong", "all", options={"longest": 8, "buffer": 4})])
     ),
     "a function of verifiers under `gigpo` without a scope, and messages": paid_once(
-        Scheme("gigpo", WHOLE, [Objective(contains, "all")]), prompts=[CHAT[:1]], completions=[CHAT[1:]], answer=["4"]
+        Scheme("gigpo", WHOLE, [Objective(lambda completion, answer: 1.0, "all", name="contains")]),
+        prompts=[CHAT[:1]],
+        completions=[CHAT[1:]],
+        answer=["4"],
     ),
     "a dataset with a column `turns` of chats": case(turn_rows)(
         Batch.jagged([[0, 1, 3]], [0], columns={"turns": [CHAT]}), OF_EACH_TURN

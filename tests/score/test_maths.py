@@ -102,7 +102,7 @@ def test_exact_compares_text_and_math_compares_everything(verifier):
 
 def test_a_process_that_dies_by_chance_costs_nothing():
     with SchemaChecker(workers=1, deadline=1.0, memory=0) as doomed:  # 0: without a limit
-        assert doomed.check([(ANY, "1")])[0].value == 1.0
+        assert doomed.check([(ANY, f'"{"x" * 10_000_000}"')])[0].value == 1.0
         victim = doomed._workers[0].process
         os.kill(victim.pid, signal.SIGSTOP)
         threading.Timer(0.3, victim.kill).start()

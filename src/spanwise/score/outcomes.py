@@ -93,10 +93,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function in the objectives' option `given` once. Return the outcomes' names and values.
-
-    Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
-    """
+    """Call each outcome function in the objectives' option `given` once, and return the outcomes' names and numbers."""
     functions: dict[str, Callable[..., Any]] = {}
     earlier_objectives: set[str] = set()
     for objective in objectives:
@@ -170,7 +167,7 @@ def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, 
 
 
 def _code_of(value: Any) -> float | None:
-    """Encode an outcome as a number, or return NaN if it is unknown and None if it is invalid."""
+    """Encode an outcome as a number that is the same in every process: NaN if it is unknown, None if it is invalid."""
     if value is None:
         return NAN
     if isinstance(value, str):
