@@ -35,10 +35,6 @@ def without_a_key(folder):
         asked(base_url=None)(folder)
 
 
-def unknown_model(*_):
-    return web.json_response({"error": {"message": "The model `small` does not exist."}}, status=404)
-
-
 def unsupported(*_):
     """What OpenAI answers for its reasoning models."""
     message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
@@ -73,7 +69,9 @@ CASES = {
     "A judge whose `key` names a variable that is not set": asked(key="MY_KY"),
     "A judge whose `key` is the key itself": asked(key="sk-4f6a"),
     "`key: null`": lambda folder: rubric(["It is short."], pays="plan", options={"model": "small", "key": None})(folder),
-    "A model that the server does not know": asked(unknown_model),
+    "A model that the server does not know": asked(
+        lambda *_: web.json_response({"error": {"message": "The model `small` does not exist."}}, status=404)
+    ),
     "A model that takes no `max_tokens`": asked(unsupported, TEXT[:1]),
     "A server that is not there": asked(base_url="http://127.0.0.1:9/v1", retries=0),
     "A judge that answers nothing at all": asked(lambda *_: reply("")),

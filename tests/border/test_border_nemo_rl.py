@@ -23,11 +23,6 @@ def checked(folder, method="bae", more="", *, recipe="recipe.yaml", grpo=None, d
     return check_settings(SimpleNamespace(**parts)).scheme.method
 
 
-def without_messages(folder):
-    bare = SpanEstimator.__new__(SpanEstimator)
-    return bare.compute_advantage(torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"std": 0})
-
-
 def run_again(folder):
     (folder / "run").mkdir()
     for name in ("recipe.yaml", "metrics.jsonl"):
@@ -46,7 +41,9 @@ CASES = {
     "`python -m spanwise.engines.nemo_rl` without a script": lambda folder: (
         subprocess.run([sys.executable, "-m", "spanwise.engines.nemo_rl"], capture_output=True, text=True).stderr
     ),
-    "NeMo-RL's single controller": without_messages,
+    "NeMo-RL's single controller": case(SpanEstimator.__new__(SpanEstimator).compute_advantage)(
+        torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"std": 0}
+    ),
     "NeMo-RL with `adv_estimator.normalize_rewards=false` and `method: grpo`": checked("grpo", grpo=NOT_DIVIDED),
     "NeMo-RL with `grpo.use_dynamic_sampling=true`": checked(grpo={"use_dynamic_sampling": True}),
     "NeMo-RL with `method: gae`": checked("gae"),

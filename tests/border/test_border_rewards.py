@@ -61,11 +61,6 @@ def fails(blocks, answer):
     return [gold[text] for text in answer]
 
 
-class Judge:
-    def __init__(self, weight):
-        self.weight = weight
-
-
 async def compute_score(data_source, solution_str, ground_truth):
     raise ConnectionError("no server")
 
@@ -104,7 +99,7 @@ CASES = {
     'Objective("corect", pays="solution")': scored("corect"),
     'Objective("correct", pays="solutoin")': scored("correct", pays="solutoin"),
     'Objective("correct", pays="solution", weight="2")': scored("correct", weight="2"),
-    "A class as a reward, not an object of it": scored(Judge),
+    "A class as a reward, not an object of it": scored(type("Judge", (), {})),
     "An `async def` reward that fails for every completion": scored(compute_score),
     "A `key` of a function that returns a list": scored(of_blocks, key="format"),
     "A `key` that the function does not return": scored(two_scores, key="from"),

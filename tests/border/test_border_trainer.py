@@ -33,11 +33,6 @@ def masked(batch, trainer):
     return {**said, "env_mask": [[0] * len(ids) for ids in said["completion_ids"]]}
 
 
-def reading(batch, trainer):
-    """A rollout function that returns what it read as `answer`, the name of the gold answers."""
-    return {**scripted()(batch, trainer), "answer": ["4"] * len(batch)}
-
-
 @case
 def script(folder, replaced=None, *, scripts=SAID, train=False, kind=SpanGRPOConfig, **options):
     """A training script with some arguments of the trainer `replaced` (None leaves one out); `options` are of its config."""
@@ -48,11 +43,6 @@ def script(folder, replaced=None, *, scripts=SAID, train=False, kind=SpanGRPOCon
     if train:
         run.train()
     return "it trains"
-
-
-def different_blocks(folder):
-    apart = Scheme.preset("rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")])
-    script({"scheme": apart})(folder)
 
 
 def prefilled_again(folder):
@@ -125,14 +115,18 @@ CASES = {
     ),
     "a rollout_func whose env_mask is 0 everywhere": script({"rollout_func": masked}, train=True),
     "tool output that ends with the tag of `prefilled`": prefilled_again,
-    "a rollout_func that returns 'answer', a column of the dataset": script({"rollout_func": reading}, train=True),
+    "a rollout_func that returns 'answer', a column of the dataset": script(
+        {"rollout_func": lambda batch, trainer: {**scripted()(batch, trainer), "answer": ["4"] * len(batch)}}, train=True
+    ),
     "a reward function that logs one value of `log_extra` for 8 completions": script(
         {"scheme": scheme(objectives=[Objective(logging, "solution")])}, train=True
     ),
     "every objective with weight=0.0": script(
         {"scheme": scheme(objectives=[replace(one, weight=0.0) for one in OBJECTIVES])}, train=True
     ),
-    "Scheme.preset('rlcr', ...) with objectives that pay different blocks": different_blocks,
+    "Scheme.preset('rlcr', ...) with objectives that pay different blocks": lambda folder: Scheme.preset(
+        "rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")]
+    ),
 }
 
 test = check(__doc__, CASES)
