@@ -56,11 +56,8 @@ def test_objectives_with_long_arrays_as_options_share_no_call_if_one_number_diff
 
 @pytest.mark.parametrize("saved", [None, Reward.of([0.0, -1.0, 2.0, None], status=[Status.ERROR] * 4)])
 def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(saved):
-    def mine(blocks):
-        return [0.0, -1.0, 2.0, None]
-
     text = [completion(), completion(False), completion(), completion(False)]
-    objectives = [Objective(mine, pays="solution"), CORRECT]
+    objectives = [Objective(lambda blocks: [0.0, -1.0, 2.0, None], pays="solution", name="mine"), CORRECT]
     scores = score_all(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if saved is None else {"mine": saved})
     assert_close(scores.reward_nm[:, 0], [0.0, NAN, 2.0, NAN], 1e-12, equal_nan=True)
     assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, OK, ABSENT]
@@ -230,10 +227,7 @@ def test_a_reward_draws_other_numbers_each_time_and_none_of_those_of_the_trainin
 
 @pytest.mark.parametrize("stand_in", ["<hidden>", ["<hidden>"], {"key": "<hidden>"}])
 def test_a_stand_in_for_a_secret_never_reaches_a_reward(stand_in):
-    def asks(blocks, api_key):
-        return [1.0]
-
-    objective = Objective(asks, pays="solution", options={"api_key": stand_in})
+    objective = Objective(lambda blocks, api_key: [1.0], "solution", name="asks", options={"api_key": stand_in})
     with pytest.raises(RecipeError, match=r"'asks' has the option 'api_key.*<hidden>"):
         score_all([objective], [completion()], columns={})
     assert score_all([objective], [completion()], columns={}, recorded={"asks": Reward.of([1.0])}).reward_nm.item() == 1.0
