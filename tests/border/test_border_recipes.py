@@ -37,18 +37,11 @@ def rows(folder: Path, cells=ROWS, name: str = "data.jsonl") -> Path:
     return write_lines(folder / name, cells)
 
 
-def recipe(folder: Path, name: str = "recipe.yaml", **fields) -> Path:
+def recipe(folder: Path, **fields) -> Path:
     """A recipe of a model and a dataset in the folder, with some fields changed."""
-    usual = {
-        "model": model(),
-        "dataset": "data.jsonl",
-        "prompts": 2,
-        "group_size": 4,
-        "steps": 1,
-        "output": str(folder / "run"),
-    }
-    (folder / name).write_text(yaml.safe_dump({**usual, **fields}, sort_keys=False))
-    return folder / name
+    usual = {"model": model(), "dataset": "data.jsonl", "prompts": 2, "group_size": 4, "steps": 1, "output": "run"}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**usual, **fields}, sort_keys=False))
+    return folder / "recipe.yaml"
 
 
 @case
