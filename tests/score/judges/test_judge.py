@@ -108,15 +108,10 @@ def test_the_expected_value_is_the_mean_over_the_choices():
 #: Tokens of a reply with log-probabilities, what the reply says, its choices, and the mean by hand, or why there is none.
 HALF = token("yes", yes=0.5, no=0.5)
 SURE = [token('{"reason": "'), token("\\xf0\\x9f"), token("\\x98\\x80"), token('", "verdict": "')]
-OUT = [token('"}</think>'), HALF]
+THOUGHTS = [token('<think>{"verdict": "'), token("no", no=1.0), token('"}</think>')]
 YES_NO, OF_TEN, OF_THREE = {"no": 0, "yes": 1}, {"1": 1, "9": 9, "10": 10}, {"no": 0, "not sure": 1, "yes": 2}
 MEANS = {
-    "thoughts in the reply": (
-        [token('<think>{"verdict": "'), token("no", no=1.0), *OUT],
-        "<think>no</think>yes",
-        YES_NO,
-        0.5,
-    ),
+    "thoughts in the reply": ([*THOUGHTS, HALF], '<think>{"verdict": "no"}</think>yes', YES_NO, 0.5),
     "thoughts that the server took out": ([token("No"), token("</think>"), HALF], "yes", YES_NO, 0.5),
     "a key in two tokens": ([token('{"ver'), token('dict": "'), HALF, token('"}')], '{"verdict": "yes"}', YES_NO, 0.5),
     "bytes of a letter": ([*SURE, HALF, token('"}')], '{"reason": "😀", "verdict": "yes"}', YES_NO, 0.5),
