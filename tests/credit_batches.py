@@ -82,6 +82,7 @@ def step_batches(draw):
     return *map(torch.tensor, columns), list(state)
 
 
+LARGE = (2.0**53 - 1, 2.0**53 - 2)  # codes of outcomes that float32 takes for one
 PROMPTS = (-9_000_000_000_000_000_000, -3, -1, 0, 5)  # hashes of prompts may be negative, -1 included
 
 
@@ -92,15 +93,16 @@ def _exact(value):
 
 @st.composite
 def report_batches(draw):
-    """Ragged groups in any order, one to three outcomes of which some are unknown, some rewards absent; rewards are exact."""
+    """Ragged groups in any order, one to three outcomes of any codes, some unknown, some rewards absent; rewards are exact."""
     n, columns = draw(st.integers(1, 18)), draw(st.integers(1, 3))
     group = draw(st.lists(st.sampled_from(PROMPTS), min_size=n, max_size=n))
-    value = st.sampled_from([0.0, 0.0, 1.0, 1.0, 1.0, NAN])
-    outcome = draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=n, max_size=n))
+    judged = draw(st.integers(0, columns - 1))
+    codes = [(0.0, 1.0) if k == judged else draw(st.permutations([0.0, 1.0, -2.5, *LARGE]))[:2] for k in range(columns)]
+    value = st.tuples(*(st.sampled_from([zero, zero, one, one, one, NAN]) for zero, one in codes))
+    outcome = draw(st.lists(value, min_size=n, max_size=n))
     report = draw(st.lists(st.integers(0, 8), min_size=n, max_size=n))
     absent = draw(st.lists(st.sampled_from([False, False, False, True]), min_size=n, max_size=n))
-    judged = draw(st.integers(0, columns - 1))
-    q, outcome = torch.tensor(report).double() / 8, torch.tensor(outcome).double()
+    q, outcome = double(report) / 8, double(outcome)
     c = outcome[:, judged].nan_to_num(nan=0.5)
     reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
     return reward, torch.tensor(group), outcome, _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)), judged

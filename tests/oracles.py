@@ -98,21 +98,6 @@ def textbook(kept, rewards, value, end, gamma, lam_after):
     return result
 
 
-def slow_vineppo(value, reward, block):
-    result = torch.zeros(block.shape, dtype=torch.float64)
-    for i in range(len(block)):
-        spans = [k for k in range(value.shape[1]) if k in block[i].tolist()]
-        if math.isnan(reward[i]):
-            continue
-        after = float(reward[i])
-        for k in reversed(spans):
-            start = float(value[i, k])
-            start = after if math.isnan(start) else start
-            result[i, block[i] == k] = after - start
-            after = start
-    return result
-
-
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 

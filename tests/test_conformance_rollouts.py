@@ -1,17 +1,24 @@
-"""The rollouts of `conformance.json` get its advantages from the pipeline and from files."""
+"""The rollouts of `conformance.json` get its advantages from the pipeline, from files and as trajectories."""
 
 import json
 import random
+from itertools import compress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import conformance
+from spanwise import Vocabulary, advantages, credit_batch, read
 from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.credit import Trajectory, Turn, merge_counts
 from spanwise.rollouts import schema
+from spanwise.trajectories import onto_turns, turn_batch
 
 SAVED = conformance.load()
+VOCABULARY = Vocabulary(tuple(piece.encode() for piece in SAVED["pieces"]))
+ROWS = SAVED["rollouts"]["turns"]
 
 
 def test_the_file_is_what_the_definitions_say():
@@ -44,3 +51,41 @@ def test_a_file_of_rollouts_gives_the_numbers_of_the_file(tmp_path):
     (applied,) = result.applied
     flat = iter(applied.advantages(result.table, 0, len(rows)).tolist())
     conformance.assert_rows([[next(flat) for _ in row["ids"]] for row in rows], SAVED["advantages"]["blocks"])
+
+
+def trajectories_of(name):
+    """Trajectories of the rows, what the environment paid with the turns; the outcome of the last turn where the recipe has it."""
+    turns = []
+    for n, row in enumerate(ROWS):
+        about = {"anchor": row["anchor"], "rewards": {"environment": row["paid"]}, "extra": {"row": n}}
+        turns.append(Turn(row["prompt"], row["ids"], row["sampled"], **about))
+    last = {row["rollout"]: {"correct": row["right"]} for row in ROWS} if name == "turns" else {}
+    shuffled = sorted(range(len(ROWS)), key=lambda n: (ROWS[n]["step"], -n))
+    columns = ([ROWS[n][key] for n in shuffled] for key in ("rollout", "step", "group"))
+    return Trajectory.of_rows([turns[n] for n in shuffled], *columns, rewards=last)
+
+
+@pytest.mark.parametrize("name", ["turns", "gigpo"])
+@pytest.mark.parametrize("layout", ["rows", "merged", "graph"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_every_layout_of_a_trajectory_gives_each_row_its_credit(tmp_path, name, layout, dtype, tolerance):
+    rollouts, rule = trajectories_of(name), conformance.scheme(name, tmp_path)
+    if layout != "rows":
+        rollouts = [rollout.merged(VOCABULARY) for rollout in rollouts]
+        assert merge_counts(rollouts)["branches"] < merge_counts(rollouts)["rows"]
+    batch, recorded = turn_batch(rollouts)
+    reading = read(batch, rule, VOCABULARY, recorded=recorded)
+    adv_su = advantages(credit_batch(reading, batch, rule), reading.spans, rule, dtype=dtype)
+    paid = onto_turns(rollouts, "advantages", adv_su)
+    if layout == "graph":  # what is trained: the tokens of every branch
+        by_row = [
+            (rollout.turns[t].extra["row"], [*compress(branch.per_token["advantages"], (at == t for at in branch.turn))])
+            for rollout in paid
+            for branch in rollout.branches()
+            for t in branch.turns
+        ]
+    else:
+        by_row = [(turn.extra["row"], turn.per_token["advantages"]) for rollout in paid for turn in rollout.rows().turns]
+    assert sorted(row for row, _ in by_row) == list(range(len(ROWS)))
+    for row, values in by_row:
+        assert list(values) == pytest.approx(SAVED["advantages"][name][row], abs=tolerance)

@@ -31,6 +31,7 @@ SPANS = spans_of([[0, 0, -1, 1, 1], [0, 0, 0, -1, -1]], 2)
         ("block", [[1 / 2, 1 / 2, 0, -1 / 4, -1 / 4], [-1 / 3, -1 / 3, -1 / 3 - 3 / 4, 0, 0]]),
         ("completion", [[1 / 4, 1 / 4, 0, -1 / 8, -1 / 8], [-1 / 3, -1 / 3, -1 / 3 - 3 / 4, 0, 0]]),
         (2.5, [[2 / 5, 2 / 5, 0, -1 / 5, -1 / 5], [-2 / 5, -2 / 5, -2 / 5 - 3 / 4, 0, 0]]),
+        (torch.tensor([2.0, 4.0, 1.0]), [[1 / 2, 1 / 2, 0, -1 / 4, -1 / 4], [-1 / 4, -1 / 4, -1 / 4 - 3 / 4, 0, 0]]),
     ],
 )
 def test_spread(per, expected):
@@ -80,26 +81,6 @@ def test_spread_any_number_of_completions(size):
     for i, row in enumerate(rows):
         length = [max(row.count(0), 1), max(row.count(1), 1)]
         assert result[i].tolist() == [0.0 if k < 0 else float(credit.block_nk[i, k]) / length[k] for k in row]
-
-
-def test_the_scale_of_the_loss_is_that_of_the_page():
-    """Completions of 20 and 60 tokens, of two blocks each, that are credited with 1 (docs/compat.md)."""
-    spans = spans_of([[0] * 15 + [1] * 5 + [-1] * 40, [0] * 50 + [1] * 10], 2)
-    mask_nt = spans.block_nt >= 0
-    loss_nt = torch.rand(2, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sum_n, length_n = torch.where(mask_nt, loss_nt, 0.0).sum(dim=1), mask_nt.sum(dim=1)
-    for per, weights, expected in (
-        ("completion", (1 / 20, 1 / 60), (sum_n / length_n).mean()),  # sequence-mean-token-mean
-        (torch.tensor([40.0, 40.0]), (1 / 40, 1 / 40), sum_n.sum() / length_n.sum()),  # per: batch; token-mean
-        (400, (1 / 400, 1 / 400), sum_n.mean() / 400),  # sequence-mean-token-sum-norm
-        (1, (1.0, 1.0), sum_n.mean()),  # sequence-mean-token-sum
-    ):
-        adv_nt = spread(credit_of([[1.0, 1.0]] * 2), spans, per=per, dtype=torch.float64)
-        assert torch.equal(adv_nt, double(weights)[:, None] * mask_nt)
-        assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(expected))
-    adv_nt = spread(credit_of([[1.0, 1.0]] * 2), spans, per="block", dtype=torch.float64)
-    for row_t, mask_t, lengths in zip(adv_nt, mask_nt, ((15, 5), (50, 10)), strict=True):
-        assert row_t[mask_t].tolist() == [1 / size for size in lengths for _ in range(size)]
 
 
 def test_tokens_of_a_method_fit_their_spans():

@@ -211,11 +211,6 @@ def seconds(reader, text, repeats=3):
     return best
 
 
-def exponent(sizes, times):
-    x, y = np.log(sizes), np.log(times)
-    return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
-
-
 def measured(reader, shape, sizes, *, patience=3.0):
     """Seconds at each size, up to the first that takes longer than `patience`; an error's name ends the row."""
     times = []
@@ -233,12 +228,11 @@ def measured(reader, shape, sizes, *, patience=3.0):
 def table(least=14, most=20, patience=3.0):
     """A line per reader: its worst shape, by exponent and by time."""
     sizes = [2**k for k in range(least, most + 1)]
-    lines = []
     for reader in READERS:
         worst = None
         for shape in SHAPES:
             times, error = measured(reader, shape, sizes, patience=patience)
-            slope = exponent(sizes[: len(times)], times) if len(times) > 1 else math.nan
+            slope = np.polyfit(np.log(sizes[: len(times)]), np.log(times), 1)[0] if len(times) > 1 else math.nan
             short = bool(error) or len(times) < len(sizes)
             key = (short, times[-1] if times else 0.0)
             if worst is None or key > worst[0]:
@@ -247,9 +241,7 @@ def table(least=14, most=20, patience=3.0):
                 print(f"  ! {reader} | {shape} | {' '.join(f'{t:.4f}' for t in times)} | {slope:.2f} {error}", flush=True)
         _, shape, times, slope, error = worst
         cells = " ".join(f"{t * 1e3:9.2f}" for t in times)
-        lines.append(f"{reader:26} {shape:30} {cells} {slope:6.2f} {error}")
-        print(lines[-1], flush=True)
-    return lines
+        print(f"{reader:26} {shape:30} {cells} {slope:6.2f} {error}", flush=True)
 
 
 if __name__ == "__main__":

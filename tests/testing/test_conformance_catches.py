@@ -65,14 +65,12 @@ OF_COMPLETIONS = {
     "writes to its input": ("pure", lambda r, g: dr_grpo(r.nan_to_num_(nan=0.0), g)),
     "remembers": ("pure", lambda r, g: dr_grpo(r, g) * next(CALLS)),
     "order matters": ("permutation", lambda r, g: dr_grpo(r, g) * torch.arange(len(r))),
-    "labels matter": ("permutation", lambda r, g: dr_grpo(r, g) * g.double()),
     "groups from zero on": ("permutation", lambda r, g: centred(r, torch.where(g >= 0, group_index(g), -1))),
     "ids as floats": ("permutation", lambda r, g: centred(r, group_index(g.double()))),
     "NaN where constant": ("result", lambda r, g: dr_grpo(r, g) / dr_grpo(r, g).abs().max()),
     "infinite": ("result", lambda r, g: dr_grpo(r, g) / (r.double().nan_to_num() != 0.5)),
     "only one number": ("result", lambda r, g: dr_grpo(r, g).sum()[None]),
     "flipped": ("monotone", lambda r, g: -dr_grpo(r, g)),
-    "always zero": ("signs", lambda r, g: torch.zeros(len(r), dtype=torch.float64)),
     "below the best": ("signs", lambda r, g: (r - best(r, g)).double().nan_to_num()),
 }
 

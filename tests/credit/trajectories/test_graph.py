@@ -29,16 +29,6 @@ def parents(trajectory):
     return [row.parent for row in trajectory.turns]
 
 
-def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
-    """Two attempts from one point: [1] -> 2 -> (3 -> 4 | 5 -> 6), then one more from the very end of the first."""
-    graph = rows(turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 5], [6]), turn([1, 2, 3, 4], [7])).merged()
-    assert parents(graph) == [None, 0, 0, 1]
-    first, second = graph.branches()
-    assert (first.turns, first.prompt_ids, first.response_ids, first.mask) == ((0, 2), (1,), (2, 5, 6), (1, 0, 1))
-    assert (second.turns, second.prompt_ids, second.response_ids, second.mask) == ((1, 3), (1, 2, 3), (4, 7), (1, 1))
-    assert merge_counts([graph])["branch_tokens"] == 4 + 5
-
-
 @pytest.mark.parametrize("kind", [list, pd.Series, np.array, torch.tensor])
 def test_rows_in_any_order_in_columns_of_any_kind(kind, unchecked_shapes):
     """A column of pandas is asked for labels, not places, and ids in a tensor are no equal keys."""
@@ -216,5 +206,3 @@ def test_mini_batches_are_a_partition(group, size):
     for number, part in enumerate(parts):
         assert part == sorted(part)
         assert {group[row] for row in part} == set(order[number * size : (number + 1) * size])
-    if group == sorted(group):  # contiguous prompts give ranges of rows
-        assert [row for part in parts for row in part] == list(range(len(group)))
