@@ -1,6 +1,7 @@
 """What must hold of every batch of completions, whatever they say. A finding is an AssertionError that names the completion."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,8 +76,9 @@ def check(cell, rows, *, sample=4):
     texts(reading, data)
     rewards(cell, reading)
     credited(cell, batch, reading)
+    find = partial(find_blocks, layout=cell.layout, vocabulary=cell.family.vocabulary)
     for n in range(min(sample, len(rows))):
-        deletion(cell, rows[n], reading, n)
+        deletion(find, rows[n], reading.spans, reading.text, n)
         if len(data[n]) < 400:
             by_oracle(cell, rows[n], data[n], reading, n)
         others(reading.text[n])
@@ -147,14 +149,13 @@ def credited(cell, batch, reading):
     return credit, spread
 
 
-def deletion(cell, row, reading, n):
-    """A completion without its masked tokens, alone, is read as it is with them in a batch."""
+def deletion(find, row, spans, texts, n):
+    """A completion without its masked tokens, alone, is read as it is with them in a batch; `find` finds blocks."""
     ids, mask = row
     alone = torch.from_numpy(ids[mask][None])
-    spans, text = find_blocks(alone, torch.ones_like(alone), layout=cell.layout, vocabulary=cell.family.vocabulary)
-    assert spans.block_nt[0].tolist() == reading.spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist()
-    assert text[0] == reading.text[n]
-    assert int(spans.fault_n) == int(reading.fault_n[n])
+    spans_alone, text = find(alone, torch.ones_like(alone, dtype=torch.bool))
+    assert spans_alone.block_nt[0].tolist() == spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist(), n
+    assert (text[0], int(spans_alone.fault_n)) == (texts[n], int(spans.fault_n[n])), n
 
 
 def by_oracle(cell, row, data, reading, n):

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from checks import partition
+from checks import deletion, partition
 from hostile import BROKEN, NOISE, Family, padded
 
 from json_oracle import slow_json
@@ -145,16 +145,12 @@ def check(layout, family, pairs, *, sample=4):
         for name, length in zip(layout.names, spans.length_nk[n].tolist(), strict=True):
             assert (texts[n][name] is None) == (not length), data
         if not fault & (Fault.STRADDLED | Fault.EMPTY):
-            joined = whole_text(texts[n])
             expected = data.decode(errors="replace")
-            if "\ufffd" not in joined + expected:  # a block in pieces may join halves of characters
-                assert sorted(joined) == sorted(expected), data
+            for joined in (whole_text(texts[n]), "".join(block[""] for block in texts[n].values() if block is not None)):
+                if "\ufffd" not in joined + expected:  # a block in pieces may join halves of characters
+                    assert sorted(joined) == sorted(expected), data
         if n < sample and layout.segmenters != ("turns",):  # to which masked tokens are not as if deleted
-            alone = torch.from_numpy(ids[mask][None])
-            spans_alone, text = run(alone, torch.ones_like(alone, dtype=torch.bool))
-            assert spans_alone.block_nt[0].tolist() == [owner for owner in block_t if owner >= 0], data
-            assert text[0] == texts[n], data
-            assert int(spans_alone.fault_n) == int(fault), data
+            deletion(run, (ids, mask), spans, texts, n)
         if data and (layout.segmenters[0] in ORACLES or layout.segmenters == ("json",)):
             case = Case(
                 layout, [vocabulary.pieces[i] for i in ids[mask].tolist()], [i in vocabulary.added for i in ids[mask].tolist()],
