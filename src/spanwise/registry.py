@@ -21,7 +21,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
 #: Maps each kind, such as "reward", to the module that creates its registry.
 _HOMES = {
-    **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
+    **dict.fromkeys(("completion", "block", "token", "step", "refinement"), "spanwise.credit.registry"),
     "mode": "spanwise.modes",
     "outcome": "spanwise.score.outcomes",
     "reward": "spanwise.score.reward",

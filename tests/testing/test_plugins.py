@@ -45,6 +45,12 @@ def mine(parts, *, layout):
     return called
 """
 USE_PARTS = """
+from spanwise import register
+
+@register("unchanged", kind="refinement", paper="a test")  # before anything else is imported
+def unchanged(adv_nt):
+    return adv_nt
+
 from spanwise import *
 layout = Layout({"a": ["x"], "b": ["y"]}, segmenter="mine")
 objectives = [Objective("long", pays="a"), Objective("long", pays="b", name="both", given="odd", baseline="outcome")]

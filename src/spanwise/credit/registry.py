@@ -334,12 +334,7 @@ def _merge_blocks(task: Layout) -> Layout:
 def preset_objectives(
     chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """Return the objectives of a method's preset, for recipes that name none.
-
-    Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
-    confidence, else the reward of a second attempt. If the preset has a `format`, each block that is not repeated is paid
-    for well-formed tags. A method that gives a completion one number pays it to every block.
-    """
+    """Return a preset's objectives: correctness, then calibration or a second attempt, and the form of each block."""
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]
     preset = chosen.preset or Preset()
