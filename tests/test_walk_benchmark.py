@@ -90,33 +90,22 @@ def test_behind_a_false_token_nothing_is_worth_anything():
         assert all(expected in (None, words[token]) for token, expected in seen)
 
 
-def test_an_environment_writes_the_state_that_follows_and_nothing_else():
-    tokenizer = build_walk_tokenizer()
+def test_an_environment_writes_the_state_that_follows_the_last_move_and_nothing_else():
+    tokenizer, move = build_walk_tokenizer(), MOVES[3]
     writer, ids = StateWriter(tokenizer), tokenizer.get_vocab()
-    text, _ = written(5, (3, 0))
-    tokens = tokenizer.tokenize("5=" + text)
-    scores = torch.randn(1, len(ids), generator=torch.Generator().manual_seed(0))
-    filled = []
-    for place in range(2, len(tokens)):
-        seen = torch.tensor([[ids[token] for token in tokens[:place]]])
-        after = writer(seen, scores.clone())
-        if torch.equal(after, scores):
-            continue
-        assert after.isfinite().sum() == 1
-        assert int(after.argmax()) == ids[tokens[place]]
-        filled.append(place)
-    assert [tokens[place - 1] for place in filled] == ["(1)", "(1)"]
-    written_by_policy = writer.env_mask([ids[token] for token in tokens[2:]])
-    assert [place + 2 for place, by_policy in enumerate(written_by_policy) if not by_policy] == filled
-    move = MOVES[3]  # false states and lines without a move are ignored
     cases = {
-        f"5=#1{move}(1)": STEP[5, 3],
+        f"5=#1{move}(2)(1)": STEP[5, 3],
         f"5=#1{move}(1)9#2{move}(1)": STEP[9, 3],
         "5=#1(1)": 5,
         f"5=#1b{move}(1)": STEP[5, 3],
     }
+    scores = torch.randn(1, len(ids), generator=torch.Generator().manual_seed(0))
     for text, state in cases.items():
-        assert writer.state_after([ids[token] for token in tokenizer.tokenize(text)]) == state, text
+        tokens = tokenizer.tokenize(text)
+        seen = torch.tensor([[ids[token] for token in tokens]])
+        assert writer.state_after(seen[0].tolist()) == state, text
+        kept = [torch.equal(writer(seen[:, :place], scores.clone()), scores) for place in range(1, len(tokens) + 1)]
+        assert kept == [token != "(1)" for token in tokens]
 
 
 def test_a_rollout_masks_the_states_and_they_follow():

@@ -3,6 +3,7 @@
 Completions are scripted (TRL's `rollout_func`), so every token's block is known here without asking the code under test.
 """
 
+import functools
 import math
 import os
 import warnings
@@ -10,9 +11,11 @@ from dataclasses import dataclass, replace
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+import accelerate.utils.imports
 import pytest
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 
 with warnings.catch_warnings(action="ignore"):
     from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
@@ -25,6 +28,9 @@ from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from tokenizers_small import tag_level
 
+#: accelerate asks at every step whether peft is installed, and reads its metadata each time.
+accelerate.utils.imports._is_package_available = functools.cache(accelerate.utils.imports._is_package_available)
+
 #: Third-party notices that say nothing about spanwise.
 THIRD_PARTY = [pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*` is deprecated:FutureWarning")]
 #: TRL keeps advantages in float32.
@@ -36,6 +42,7 @@ OBJECTIVES = (
     Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
 )
 PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab"]
+ROWS = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "1+2=", "answer": "3"}]
 GROUP = 4
 
 # What the policy "said": pieces with the block each belongs to (-1: written by a tool), and the facts a reader sees:
@@ -83,8 +90,7 @@ def policy(seed=0, dtype=torch.float64, words=None):
 
 
 def prompts(count=2):
-    rows = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "1+2=", "answer": "3"}]
-    return Dataset.from_list([rows[i % 2] for i in range(count)])
+    return Dataset.from_list([ROWS[i % 2] for i in range(count)])
 
 
 def scripted(scripts=SAID, *, tools=False):
@@ -202,10 +208,12 @@ def credit(scripts):
 
 
 def log_probs(model, scripts):
-    """(log-probabilities of the completion's tokens) for each completion on its own, without padding."""
-    ids_of = lambda pieces: [PIECES.index(piece) for piece in pieces]  # noqa: E731
-    pairs = zip(scripts, questions(scripts), strict=True)
-    return [completion_logps(model, ids_of(question), ids_of(script.pieces)) for script, question in pairs]
+    """(log-probabilities of the completion's tokens) for each completion; no token sees the padding behind the end of its row."""
+    rows = [(*question, *script.pieces) for question, script in zip(questions(scripts), scripts, strict=True)]
+    ids_nt = pad_sequence([torch.tensor([*map(PIECES.index, row)]) for row in rows], batch_first=True)
+    logp_nt = model(ids_nt).logits[:, :-1].log_softmax(dim=-1).gather(2, ids_nt[:, 1:, None])[:, :, 0]
+    ends = [(len(row) - 1, len(script.pieces)) for row, script in zip(rows, scripts, strict=True)]
+    return [logp_t[end - length : end] for logp_t, (end, length) in zip(logp_nt, ends, strict=True)]
 
 
 def completion_logps(model, prompt_ids, ids):
@@ -233,7 +241,7 @@ def surrogate(ratio, advantage, log_prob, loss_type, clip=0.2):
 
 
 def questions(scripts):
-    return [prompts()[i // GROUP]["prompt"] for i in range(len(scripts))]
+    return [ROWS[i // GROUP]["prompt"] for i in range(len(scripts))]
 
 
 def paper_loss(model, scripts, *, loss_type="dr_grpo", old=None, clip=0.2, unlearned=(), level="token"):

@@ -11,8 +11,6 @@ from chain_agent import Chain, Episode
 from spanwise.tasks.embedded import build_model, build_tokenizer
 from spanwise.tasks.warm_start import shortened
 
-torch.set_num_threads(1)
-
 
 def test_drawn_chains_are_as_long_as_said_and_never_held_out() -> None:
     held_out = frozenset(chain.prompt for chain in agents.held_out_chains())

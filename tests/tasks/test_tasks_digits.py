@@ -11,7 +11,6 @@ from digits_small import by_hand
 from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, is_refusal, noisy_traces, success_probability
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
-torch.set_num_threads(1)
 COMPLETION = re.compile(
     r"<reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>"
     r"<analysis>((?:[*~][1-9])*)</analysis><confidence>(0\.\d|1\.0)</confidence>"

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from digits_small import by_hand
 
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.digits import DIGITS, TWICE_LAYOUT, TWICE_NOISE, Problems, TwiceNoise, is_refusal, twice_traces
 from spanwise.tasks.embedded import STARTS, build_tokenizer
 
-torch.set_num_threads(1)
 TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>")
 EXACT = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.0, refusal=0.0, glance=1.0)
 

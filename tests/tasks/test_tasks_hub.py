@@ -70,15 +70,8 @@ def test_evaluation_is_set_aside_and_limits_hold(models, jsonl, tmp_path) -> Non
     assert (len(task.train), len(task.evaluation)) == (8 * 3, 2)
 
 
-def test_rows_that_share_their_only_prompt_are_set_aside_one_by_one(models, tmp_path) -> None:
-    """Each is another game."""
-    with pytest.warns(UserWarning, match=r"is 1, so evaluations repeat prompts"):
-        task = load_task(models["plain"], file_of(tmp_path, [{**row, "question": "Play."} for row in ROWS]))
-    assert sorted([*task.train["answer"], *task.evaluation["answer"]], key=int) == [row["answer"] for row in ROWS]
-    assert (len(task.train), len(task.evaluation)) == (8, 2)
-
-
 def test_of_three_prompts_in_many_rows_none_is_lost_to_the_evaluation(models, tmp_path) -> None:
+    """Rows are set aside one by one."""
     rows = [{"question": f"{row % 3}=", "answer": f"{row}"} for row in range(60)]
     with pytest.warns(UserWarning, match="is 3, so evaluations repeat prompts of the training. To .* 10 or more"):
         task = load_task(models["plain"], file_of(tmp_path, rows), instruction="", eval_limit=9)

@@ -18,7 +18,15 @@ from spanwise.errors import DataError
 from spanwise.tasks import DIGITS_LAYOUT, Fields, Phase, WarmStartSettings, digits_task, warm_start
 from spanwise.tasks.digits import DIGITS, LONG, LONG_LAYOUT, LONG_POSITIONS, LONGEST
 from spanwise.tasks.embedded import STARTS, build_model, build_tokenizer, embedded
-from spanwise.tasks.warm_start import _folder_name, _train, default_cache_folder, save, shortened
+from spanwise.tasks.warm_start import (
+    Float32Muon,
+    _folder_name,
+    _train,
+    default_cache_folder,
+    matrix_optimizer,
+    save,
+    shortened,
+)
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -225,3 +233,27 @@ def test_a_task_keeps_its_evaluation_prompts_apart(tmp_path, start, layout, sour
         assert task.evaluation["answer"][:] == source.held_out().answers[:64]
     with pytest.raises(DataError, match="train_size is 0"):
         digits_task(start, **{**options, "train_size": 0})
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16)])
+def test_steps_of_the_matrices_are_those_of_torchs_muon(shape):
+    draw = torch.Generator().manual_seed(0)
+    start, grads = torch.randn(shape, generator=draw), [torch.randn(shape, generator=draw) for _ in range(4)]
+    ended = []
+    for make in (Float32Muon, torch.optim.Muon):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = make([weight], lr=0.1, weight_decay=0.01)
+        for grad in grads:
+            weight.grad = grad.clone()
+            optimizer.step()
+        ended.append(weight.detach() - start)
+    ours, theirs = ended
+    assert (ours - theirs).norm() < 0.02 * theirs.norm()  # bfloat16 has 8 bits
+    assert theirs.norm() > 0.5
+
+
+def test_a_processor_without_bfloat16_gets_float32(monkeypatch):
+    weight = torch.nn.Parameter(torch.eye(2))
+    for capability, kind in (("AVX2", Float32Muon), ("DEFAULT", Float32Muon), ("AVX512", torch.optim.Muon)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
+        assert type(matrix_optimizer([weight], lr=0.1)) is kind

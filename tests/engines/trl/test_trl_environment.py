@@ -4,9 +4,7 @@ import asyncio
 from itertools import cycle
 
 import pytest
-import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
 from trl.chat_template_utils import qwen3_chat_template
 
 import trl_small as small
@@ -46,14 +44,10 @@ class SlowRoom(Room):
 
 
 def trainer(folder, environment, reward, row=None):
-    tokenizer = byte_level()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer = byte_level(special=("<|im_start|>", "<|im_end|>"))
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = "<|im_end|>", "<|im_end|>", qwen3_chat_template
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     extra = {
-        "model": LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=1024, **sizes, **ends)),
+        "model": small.policy(words=len(tokenizer)),
         "train_dataset": Dataset.from_list([row or {"prompt": [{"role": "user", "content": "Go."}]}] * 4),
         "processing_class": tokenizer, "rollout_func": None, "environment_factory": environment,
         "scheme": Scheme.preset("rloo", Layout({"all": []}), objectives=[Objective(reward, pays="all")], per="completion"),

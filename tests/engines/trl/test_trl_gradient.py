@@ -7,11 +7,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import trl_small as small
-from spanwise.engines.trl.fold import LOSS_TYPES, RATIO_LEVELS, dppo_term
-from spanwise.errors import RecipeError
+from spanwise.engines.trl import fold
+from spanwise.errors import RecipeError, SpanwiseError
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", fold.LOSS_TYPES)
 def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type):
     """With tools, micro-batches and a KL term, which is the token mean of each completion under every `loss_type`."""
     beta, replies, extra = 0.3, small.SAID_WITH_TOOLS, {"model": small.beside_a_reference(tmp_path)}
@@ -35,17 +35,6 @@ def test_the_kl_term_off_policy_and_what_is_logged_of_it(tmp_path, corrected):
     assert small.largest_difference(gradient, small.added(reward, kl)) < small.EXACT
     log_ratio = torch.cat(other) - torch.cat(old)
     assert run.state.log_history[0]["kl"] == pytest.approx(float((log_ratio.exp() - log_ratio - 1).mean()))
-
-
-@pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
-def test_two_optimizer_steps_on_one_generation_batch_add_up(tmp_path, loss_type):
-    # Steps so small that the weights stay put: the two half-batches then sum to twice the whole batch's gradient.
-    rate = 1e-7
-    shape = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 2}
-    run = small.trainer(tmp_path, loss_type=loss_type, learning_rate=rate, **shape)
-    half = {name: value / 2 for name, value in small.step(run, rate).items()}
-    assert small.largest_difference(half, small.paper_gradient(small.policy(), loss_type=loss_type)) < 5e-6
-    assert not run._canary_due  # it also runs when old log-probabilities are kept
 
 
 CLIPS = {"dr_grpo": 0.2, "cispo": 0.2, "sapo": 0.2, "dapo": 0.2, "vespo": 0.2, "dppo_tv": 0.01, "dppo_kl": 0.0005}
@@ -75,7 +64,7 @@ def test_a_shared_ratio_is_the_geometric_mean_and_each_token_keeps_its_own_advan
     options = {"loss_type": loss_type, "epsilon": clip, "importance_sampling_level": level}
     run, gradient, moved, old = small.second_step(tmp_path, 0.05, scripts=replies, tools=True, **options)
     paper = {"loss_type": loss_type, "old": old, "clip": clip}
-    expected = {name: small.paper_gradient(moved, replies, level=name, **paper) for name in RATIO_LEVELS}
+    expected = {name: small.paper_gradient(moved, replies, level=name, **paper) for name in fold.RATIO_LEVELS}
     assert small.largest_difference(gradient, expected[level]) < small.EXACT
     if loss_type != "cispo":  # whose clip of .01 is under every ratio
         others = [other for name, other in expected.items() if name != level]
@@ -88,7 +77,9 @@ def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
     inputs = {"advantages": torch.ones(1, 2), "old_per_token_logps": torch.tensor([[0.5, 0.5]]).log()}
 
     def gradient(**more):
-        term, dropped = dppo_term(logps, {**inputs, **more}, mask, small.config(tmp_path, loss_type="dppo_tv", epsilon=0.2))
+        term, dropped = fold.dppo_term(
+            logps, {**inputs, **more}, mask, small.config(tmp_path, loss_type="dppo_tv", epsilon=0.2)
+        )
         return torch.autograd.grad(term, logps)[0].tolist()[0], float(dropped)
 
     assert gradient() == ([-1.0, -1.0], 0.0)
@@ -113,12 +104,6 @@ def test_under_dppo_the_entropy_bonus_stays_trls_and_the_logged_policy_loss_is_d
     assert line["loss"] == pytest.approx(line["policy_loss"] - 0.1 * line["entropy"], abs=1e-3)
 
 
-def test_truncated_completions_count_in_the_baselines_and_are_not_trained(tmp_path):
-    cut = [small.cut(reply) if i == 2 else reply for i, reply in enumerate(small.SAID_WITH_TOOLS)]
-    run = small.trainer(tmp_path, scripts=cut, tools=True, mask_truncated_completions=True, loss_type="dapo")
-    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy(), cut, unlearned={2})) < small.EXACT
-
-
 def test_padding_to_a_multiple_and_trls_own_config_change_nothing(tmp_path):
     args = small.plain(small.config(tmp_path, pad_to_multiple_of=8, loss_type="grpo"))
     run = small.trainer(tmp_path, extra={"args": args})
@@ -137,3 +122,40 @@ def test_lora_weights_get_the_same_gradient(tmp_path):
     assert all("lora" in name for name in want)
     run = small.trainer(tmp_path, extra={"model": adapted()})
     assert small.largest_difference(small.step(run), want) < small.EXACT
+
+
+def test_slopes_of_the_surrogates(tmp_path):
+    ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
+    adv = torch.tensor([[1.0, -1.0, -1.0, 0.5]], dtype=torch.float64)
+    inputs, nan = {"old_per_token_logps": torch.zeros_like(ratio), "advantages": adv}, math.nan
+
+    def slope(**options):
+        return fold.surrogate_slope(ratio.log(), inputs, small.config(tmp_path, epsilon=0.2, **options))[0].tolist()
+
+    assert slope(loss_type="grpo", epsilon_high=0.28) == pytest.approx([1.0, nan, 1.1, nan], nan_ok=True)
+    assert slope(loss_type="grpo", epsilon_high=0.28, delta=1.05) == pytest.approx([1.0, nan, nan, nan], nan_ok=True)
+    soft = slope(loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
+    gates = [0.5, 1 / (1 + math.exp(1.0)), 1 / (1 + math.exp(-0.2)), 1 / (1 + math.exp(-0.3))]  # temperatures 1, 2, 2, 1
+    assert soft == pytest.approx([4 * gate * (1 - gate) * r for gate, r in zip(gates, ratio[0].tolist(), strict=True)])
+    assert slope(loss_type="cispo", epsilon_high=1.2) == pytest.approx([1.0, 0.5, 1.1, 1.2])
+
+
+def test_the_canary_on_losses_of_other_shapes():
+    logps, advantages = torch.zeros(1, 2, requires_grad=True), torch.tensor([[2.0, -1.0]], requires_grad=True)
+    mask = torch.ones(1, 2)
+    options = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
+    with pytest.raises(SpanwiseError, match="any token"):  # no log-probability is in it
+        fold.check_own_advantage(-advantages.sum(), logps, advantages, mask, **options)
+    loss = -(advantages * 3 * logps.exp()).sum() / 3
+    fold.check_own_advantage(loss, logps, advantages, mask, **options)
+    clipped = -(advantages * torch.tensor([[1.0, 7.0]]) * logps.exp()).sum()
+    fold.check_own_advantage(clipped, logps, advantages, mask, **{**options, "height_bt": torch.tensor([[1.0, math.nan]])})
+    loss.backward()  # it stays usable
+    assert logps.grad.tolist() == [[-2.0, 1.0]]
+
+
+def test_nothing_is_read_at_a_masked_token_and_an_empty_batch_divides_by_one():
+    kl_bt = fold.token_kl(torch.tensor([[-2.0, math.nan]]), torch.tensor([[-1.0, 0.0]]), torch.tensor([[1, 0]]))
+    torch.testing.assert_close(kl_bt, torch.tensor([[math.e - 2, 0.0]]))  # exp(d) - d - 1 at d = 1
+    factor = fold.fold_factor(torch.zeros(2, 3), loss_type="bnpo", max_completion_length=9, num_items=0.0)
+    assert factor.flatten().tolist() == [0.5, 0.5]

@@ -19,7 +19,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.types import Credit
-from trl_small import LAYOUT, SAID, config, credit, cut, plain, prompts, scheme, scripted, token_advantages, trainer, weights
+from trl_small import LAYOUT, SAID, config, credit, plain, prompts, scheme, scripted, token_advantages, trainer, weights
 
 KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 
@@ -44,7 +44,7 @@ def ran(tmp_path_factory):
     return folder
 
 
-def test_the_folder_holds_what_spanwise_train_leaves(ran):
+def test_the_folder_holds_what_spanwise_train_leaves_and_the_rule_it_was_trained_with(ran):
     names = {"metrics.jsonl", "recipe.yaml", "rollouts", "summary.json", "tokenizer"}
     assert {file.name for file in ran.iterdir()} - {".lock", "report.html"} == names  # another test makes a report
     assert names_in(ran) == ["step_000002.parquet"]
@@ -53,9 +53,6 @@ def test_the_folder_holds_what_spanwise_train_leaves(ran):
     assert lines(ran)[0]["rewards/correct/mean"] == pytest.approx(sum(completion.right for completion in SAID) / 8)
     summary = json.loads((ran / "summary.json").read_text())
     assert (summary["task"], summary["method"], summary["steps"]) == ("own", "bae", 3)
-
-
-def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
     recipe = load(ran / "recipe.yaml")
     assert recipe.own_layout == LAYOUT
     assert (recipe.task, recipe.steps, recipe.prompts, recipe.group_size) == ("own", 3, 2, 4)
@@ -171,23 +168,6 @@ def test_an_evaluation_between_two_passes_over_a_batch_leaves_its_rollouts(tmp_p
     trainer(tmp_path, extra=extra, per_device_eval_batch_size=8, **passes).train()
     (file,) = (tmp_path / "rollouts").glob("*.parquet")
     assert set(pq.read_table(file)["prompt"].to_pylist()) == {"2+2=", "1+2="}
-
-
-def test_samples_of_a_held_out_prompt_use_up_no_warning(tmp_path):
-    run = trainer(tmp_path, scripts=[cut(reply) for reply in SAID], mask_truncated_completions=True, max_steps=1)
-    run.sample_rollouts([{"prompt": "2+2=", "answer": "4"}])
-    with pytest.warns(UserWarning, match="were cut off at max_completion_length"):
-        run.train()
-
-
-def test_each_sample_has_its_own_fields_of_the_rollout_function_and_the_callers_row_stays(tmp_path):
-    def numbered(batch, trainer):
-        return {**scripted()(batch, trainer), "number": list(range(len(batch)))}
-
-    row = {"prompt": "2+2=", "answer": "4"}
-    sampled = trainer(tmp_path, extra={"rollout_func": numbered}).sample_rollouts([row])
-    assert sampled.batch.columns["number"] == [0, 1, 2, 3]
-    assert row == {"prompt": "2+2=", "answer": "4"}
 
 
 def test_a_run_that_is_there_is_not_written_over(ran):

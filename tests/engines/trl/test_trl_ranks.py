@@ -7,11 +7,9 @@ import pytest
 import torch
 
 import trl_small as small
-import two_ranks_steps
 from critic_small import equal, state
-from launch_two_ranks import ASKED, CRITIC, CRITICS, DPPO, launched
+from launch_two_ranks import ASKED, CASES, CRITIC, CRITICS, DPPO, GROUP, PROMPTS, STEPS, launched, train
 from trl_critic_small import Watched, critic_lines, with_critic
-from two_ranks_steps import CASES, GROUP, PROMPTS, STEPS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1000)]
 BATCH = GROUP * PROMPTS
@@ -65,7 +63,7 @@ def joined(folder, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_steps_of_two_processes_are_those_of_one(two_ranks, tmp_path, name):
-    alone, _ = two_ranks_steps.train(tmp_path, name, rows=BATCH // 2)
+    alone, _ = train(tmp_path, name, rows=BATCH // 2)
     seen, (first, second) = joined(two_ranks, name)
     assert seen == alone["seen"]  # sampled from the same weights, and credited
     assert small.largest_difference(first["weights"], second["weights"]) == 0

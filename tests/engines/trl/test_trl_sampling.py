@@ -28,8 +28,8 @@ class Calls:
         return scripted(self.scripts.pop(0))(batch, trainer)
 
 
-def sampled(folder, calls, *, objectives=OBJECTIVES, dynamic_sampling="credit", **options):
-    extra = {"rollout_func": calls, "train_dataset": prompts(6), "objectives": objectives}
+def sampled(folder, calls, *, objectives=OBJECTIVES, train_dataset=None, dynamic_sampling="credit", **options):
+    extra = {"rollout_func": calls, "train_dataset": train_dataset or prompts(6), "objectives": objectives}
     run = trainer(folder, extra=extra, dynamic_sampling=dynamic_sampling, **options)
     step(run)
     return run
@@ -99,26 +99,19 @@ def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(rounds
     assert (logged["sampling/groups"], logged["sampling/useless"]) == (1 + rounds / 2, 0.5)
 
 
-def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
-    def drawn(folder, seed):
-        calls = Calls([*USELESS, *SECOND], USELESS, USELESS)
-        sampled(folder, calls, dynamic_sampling_rounds=2, seed=seed)
-        return calls.asked[1:]
-
-    first = drawn(tmp_path / "a", 1)
-    assert drawn(tmp_path / "b", 1) == first
-    assert any(drawn(tmp_path / str(seed), seed) != first for seed in (0, 2, 3, 4, 5))
-
-
-def test_each_generation_batch_of_an_optimizer_step_draws_its_own_prompts(tmp_path):
+def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_generation_batch(tmp_path):
     """Four generation batches make one step. Each draws one of 64 prompts."""
-    calls = Calls(*[[*USELESS, *SECOND], USELESS] * 4)
     questions = Dataset.from_list([{"prompt": f"{n}+2=", "answer": "4"} for n in range(64)])
     shape = {"steps_per_generation": 1, "gradient_accumulation_steps": 4, "dynamic_sampling_rounds": 1}
-    extra = {"rollout_func": calls, "train_dataset": questions}
-    trainer(tmp_path, extra=extra, dynamic_sampling="credit", **shape).train()
-    assert len(calls.asked) == 8
-    assert len({prompts[0] for prompts in calls.asked[1::2]}) > 1
+
+    def drawn(name, seed):
+        calls = Calls(*[[*USELESS, *SECOND], USELESS] * 4)
+        sampled(tmp_path / name, calls, train_dataset=questions, seed=seed, **shape)
+        return [prompts[0] for prompts in calls.asked[1::2]]
+
+    first = drawn("a", 1)
+    assert drawn("b", 1) == first != drawn("c", 2)
+    assert len(set(first)) > 1
 
 
 @pytest.mark.parametrize("to_training", [False, True], ids=["as called", "the model is left in training mode"])

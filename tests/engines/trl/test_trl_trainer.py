@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from datasets import Dataset
 
 import trl_small as small
 from judge_server import Server, verdict
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.engines.trl.config import check_prefilled, check_use
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -182,27 +182,6 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
     assert run.last_rollouts.credit.block_nk[:4, 0].tolist() == pytest.approx([0.0] + [n - mean for n in lengths[1:4]])
 
 
-class Length:
-    """A reward that is an object, as one that keeps a connection."""
-
-    async def __call__(self, completions, **columns):
-        return [float(len(text)) for text in completions]
-
-
-def test_an_object_can_be_a_reward_and_goes_by_its_class(tmp_path):
-    options = {
-        "objectives": [Objective(Length(), pays="solution", name="length")],
-        "layout": Layout({"solution": ["answer"]}),
-    }
-    run = small.trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, keep_rollouts=1, extra=options)
-    run.train()
-    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    assert recipe["objectives"][0]["reward"] == f"{__name__}:Length"
-    assert run.last_rollouts.reading.scores.reward_nm.flatten().tolist() == [
-        len(text) for text in run.last_rollouts.completions
-    ]
-
-
 def asked(*prompts):
     return Dataset.from_dict({"prompt": prompts, "answer": ["4"] * len(prompts)})
 
@@ -219,6 +198,22 @@ def asked(*prompts):
 def test_data_and_objectives_that_cannot_be_trained_on_are_refused(tmp_path, error, extra):
     with pytest.raises(error):
         small.trainer(tmp_path, extra=extra).train()
+
+
+def test_versions_of_trl(tmp_path):
+    plain, liger = (small.config(tmp_path, use_liger_kernel=x) for x in (False, True))
+    check_use(liger, trl_version="1.14.0")
+    for version in ("1.10.0", "1.14.2", "1.16.0", "1.17.0.dev0"):
+        check_use(plain, trl_version=version)
+    for args, version in ((plain, "1.9.2"), (plain, "1.15.0"), (liger, "1.13.0")):
+        with pytest.raises(SpanwiseError, match=re.escape(f"trl {version}")):
+            check_use(args, trl_version=version)
+
+
+def test_white_space_after_a_prefilled_tag_and_a_prompt_that_only_mentions_one():
+    for ending in ("<answer>", "<answer>\n", "<answer> "):
+        check_prefilled("Say:" + ending, Layout({"all": ["answer"]}, prefilled="answer"))
+    check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))
 
 
 def test_a_rollout_function_may_return_the_answers_that_the_dataset_lacks(tmp_path):
@@ -259,30 +254,32 @@ def test_the_logged_reward_is_the_weighted_sum(tmp_path):
     assert logged["reward_std"] < 1
 
 
-def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
-    layout = Layout({"plan": ["plan"], "code": ["code"]})
-    objectives = [Objective(small.many_a, pays="plan"), Objective("format", pays="code")]
-    run = small.trainer(tmp_path, extra={"layout": layout, "objectives": objectives})
-    with pytest.warns(UserWarning, match="Step 0:") as caught:
-        run.train()
-    (sentence,) = (str(warning.message) for warning in caught if str(warning.message).startswith("Step 0:"))
-    assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(in 8\)", sentence)
-    assert not any("too easy or too hard" in str(warning.message) for warning in caught)
-
-
 def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_path):
-    run = small.trainer(tmp_path)
-    run.train()
+    """The row that the caller gave stays, too, and the training still gives its warnings."""
+    scripts = [small.cut(reply) for reply in small.SAID]
+
+    def numbered(batch, trainer):
+        return {**small.scripted(scripts)(batch, trainer), "number": list(range(len(batch)))}
+
+    run = small.trainer(tmp_path, extra={"rollout_func": numbered}, mask_truncated_completions=True, max_steps=2)
 
     def remembered():
         state = (run.last_rollouts, run.last_metrics, run.step, run.zero_batches, run.model.training)
         return *state, copy.deepcopy(run._metrics), copy.deepcopy(run._logs)
 
-    before = remembered()
-    sample = run.sample_rollouts([small.prompts()[0]])
-    assert (sample.mode, list(sample.prompts)) == ("eval", ["2+2="] * 4)
-    assert sample.credit.block_nk[:, 0].tolist() == [0.5, 0.5, -0.5, -0.5]  # right minus the mean of the group
-    assert remembered() == before
+    def sample_beside():
+        row, before = dict(small.prompts()[0]), remembered()
+        sample = run.sample_rollouts([row])
+        assert (sample.mode, list(sample.prompts)) == ("eval", ["2+2="] * 4)
+        assert sample.credit.block_nk[:, 0].tolist() == [0.5, 0.5, -0.5, -0.5]  # right minus the mean of the group
+        assert sample.batch.columns["number"] == [0, 1, 2, 3]
+        assert row == small.prompts()[0]
+        assert remembered() == before
+
+    sample_beside()
+    with pytest.warns(UserWarning, match="were cut off at max_completion_length"):
+        run.train()
+    sample_beside()
 
 
 def test_arguments_that_a_failed_trainer_got_keep_their_ratio_level(tmp_path):

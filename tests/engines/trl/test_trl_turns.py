@@ -35,10 +35,6 @@ def sampled_runs(row, values):
     return [[value for _, value in run] for is_sampled, run in runs if is_sampled]
 
 
-def without_turns(rows):
-    return [{name: value for name, value in row.items() if name != "turns"} for row in rows]
-
-
 def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path):
     first, (row, values), third = THREE
     without_end = {**row, "ids": row["ids"][:-1], "sampled": row["sampled"][:-1]}
@@ -56,19 +52,10 @@ def test_what_trl_logs_is_of_completions(tmp_path):
     assert list(table["extra"]["credit/confidence"]) == list(table["advantages"]) == [0.25, -0.25]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "error", "match"),
-    [
-        ("turns", {0: [{}, {}]}, AlignmentError, "Completion 0 has"),  # it has three turns
-        ("gigpo", {0: [{}, {}]}, AlignmentError, "Completion 0 has"),
-        ("gigpo", {2: 1}, DataError, "Completion 2 has"),  # no list
-        ("gigpo", {}, DataError, "turns"),  # nobody names the states
-    ],
-)
-def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, changes, error, match):
-    rows = [{**row, "turns": changes.get(n, row["turns"])} for n, row in enumerate(rows_of(THREE))]
-    with pytest.raises(error, match=match):
-        rollouts.trained(tmp_path, name, rows if changes else without_turns(rows))
+def test_turns_of_another_number_than_the_completion_has_are_refused(tmp_path):
+    first, *others = rows_of(THREE)  # the first has three turns
+    with pytest.raises(AlignmentError, match="Completion 0 has"):
+        rollouts.trained(tmp_path, "turns", [{**first, "turns": [{}, {}]}, *others])
 
 
 def test_a_reward_per_turn_reads_the_environment_of_its_completion_and_logs_no_column_for_completions(tmp_path):
@@ -113,14 +100,6 @@ def test_a_run_folder_says_which_turns_are_of_one_rollout_and_its_commands_credi
     again = credit_rollouts(tmp_path / "run", methods=["recipe"])
     stored = [[row["credit/bae/solution"], row["credit/bae/confidence"] or 0.0] for row in rows]
     assert again.applied[0].credit.block_nk.tolist() == [pytest.approx(credit, abs=1e-6) for credit in stored]
-
-
-def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
-    """`correct` reads the answer of each turn: 1, 2 and 4; 4; 3 and 5."""
-    objectives = [small.Objective("correct", pays="solution", scope="turn", options={"verify": "exact"})]
-    extra = {"scheme": small.scheme(objectives=objectives)}
-    run = rollouts.trained(tmp_path, "turns", without_turns(rows_of(THREE)), extra=extra)
-    assert run.last_rollouts.reading.scores.reward_nm.flatten().tolist() == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
 def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
