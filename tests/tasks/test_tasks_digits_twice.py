@@ -2,14 +2,13 @@
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from digits_small import by_hand
 
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks.digits import DIGITS, TWICE_LAYOUT, TWICE_NOISE, Problems, TwiceNoise, is_refusal, twice_traces
+from spanwise.tasks.digits import DIGITS, TWICE_LAYOUT, Problems, TwiceNoise, twice_traces
 from spanwise.tasks.embedded import STARTS, build_tokenizer
 
 TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>")
@@ -38,27 +37,23 @@ def test_without_noise_the_reflection_holds_a_digit_for_every_step_and_a_repeati
 
 def test_shares_are_the_stated_ones() -> None:
     problems = drawn(12_000)
-    noise = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.3, refusal=0.1, glance=0.8)
+    noise = TwiceNoise(slip=(0.45, 0.45, 0.45, 0.45), repeat=0.3, refusal=0.1, glance=0.8)
     attempts = traces(problems, noise)
     assert np.mean([first == "?" for first, _, _ in attempts]) == pytest.approx(0.1, abs=0.01)
     assert np.mean([reasoning == "" for _, reasoning, _ in attempts]) == pytest.approx(0.3, abs=0.015)
-    right, total = Counter(), Counter()
-    for (first, _, _), answer, k in zip(attempts, problems.answers, problems.length_n.tolist(), strict=True):
+    right, total, slips = Counter(), Counter(), []
+    columns = (problems.prompts, problems.plus_n.tolist(), problems.answers, problems.length_n.tolist())
+    for (first, reasoning, second), prompt, plus, answer, k in zip(attempts, *columns, strict=True):
         if first != "?":
             right[k] += first == answer
             total[k] += 1
+        if reasoning:
+            slips.append(int(reasoning[0]) != by_hand(prompt, plus)[0])
+            assert second == reasoning[-1]
     # .8 ** (k - 1) of them know, and a random digit is right one time in ten
     expected = {1: 1.0, 2: 0.82, 3: 0.676, 4: 0.5608, 5: 0.46864, 6: 0.394912}
     assert {k: right[k] / total[k] for k in expected} == pytest.approx(expected, abs=0.035)
-
-
-def test_reflections_slip_as_often_as_stated() -> None:
-    size = 4000
-    times = Problems(*map(np.array, ([3] * size, [1] * size, [[2] * 6] * size, [[7] * 6] * size, [True] * size)))
-    attempts = traces(times, replace(TWICE_NOISE["twice"], repeat=0.0))
-    # 3 * 7 = 1; a slip at a multiplication (.45) is right by chance one time in ten
-    assert np.mean([second != "1" for _, _, second in attempts]) == pytest.approx(0.405, abs=0.025)
-    assert all(reasoning == second for _, reasoning, second in attempts)
+    assert np.mean(slips) == pytest.approx(0.9 * 0.45, abs=0.025)
 
 
 def test_the_layout_reads_both_answers() -> None:
@@ -72,5 +67,4 @@ def test_the_layout_reads_both_answers() -> None:
     assert spans.start_nk.tolist() == [[0, 3], [0, 3]]
     assert spans.end_nk.tolist() == [[3, 11], [3, 9]]
     assert [(entry["first"]["answer"], entry["second"]["answer"]) for entry in text] == [("4", "7"), ("?", "?")]
-    assert [is_refusal((entry["first"] or {}).get("answer")) for entry in text] == [False, True]
     assert len(tokenizer(texts[0].replace("17", "123456"))["input_ids"]) <= STARTS["twice"].longest

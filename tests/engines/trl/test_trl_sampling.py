@@ -73,8 +73,9 @@ def test_rewards_are_computed_again_only_after_an_exchange(tmp_path, scripts, ti
     """What rewards log of groups that gave way is not in TRL's table and metrics: only the 8 that are trained."""
     counts, table = [], []
 
-    def counted(completions, answer, log_metric, log_extra, **columns):
-        counts.append(len(completions))
+    def counted(completions, answer, trainer_state, log_metric, log_extra, **columns):
+        assert trainer_state.global_step == 0
+        counts.append(len(columns["completion_ids"]))
         log_metric("completions", len(completions))
         log_extra("text", completions)
         return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(completions, answer, strict=True)]

@@ -167,21 +167,6 @@ def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
     assert run._canary_due
 
 
-def test_a_reward_function_in_trls_signature_may_log(tmp_path):
-    def length(completions, completion_ids, trainer_state, log_metric, **columns):
-        log_metric("longest", max(len(ids) for ids in completion_ids))
-        assert trainer_state.global_step == 0
-        assert columns["answer"] == ["4"] * 4 + ["3"] * 4
-        return [None if i == 0 else float(len(ids)) for i, ids in enumerate(completion_ids)]
-
-    run = small.trainer(tmp_path, extra={"objectives": [Objective(length, pays=("solution", "confidence"))]})
-    run.train()
-    lengths = [len(reply.pieces) for reply in small.SAID]
-    assert run.state.log_history[0]["longest"] == max(lengths)
-    mean = sum(lengths[1:4]) / 3
-    assert run.last_rollouts.credit.block_nk[:4, 0].tolist() == pytest.approx([0.0] + [n - mean for n in lengths[1:4]])
-
-
 def asked(*prompts):
     return Dataset.from_dict({"prompt": prompts, "answer": ["4"] * len(prompts)})
 
