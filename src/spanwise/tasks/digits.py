@@ -189,22 +189,20 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     if noise.refusal_confidence:
         confidence_n = np.where(is_refusal_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), is_refusal_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
-    return [_write_trace(steps, digits[: len(steps)], refuse=refusal, confidence=q) for steps, digits, refusal, q in rows]
+    traces = []
+    for steps, digits, refuses, confidence in rows:
+        reasoning = "" if refuses else "".join(map(str, digits[: len(steps)]))
+        risky_text = "".join(step for step in steps if step[0] in _RISKY)
+        traces.append(
+            f"<reasoning>{reasoning}</reasoning><answer>{reasoning[-1:] or '?'}</answer>"
+            f"<analysis>{risky_text}</analysis><confidence>{confidence:.1f}</confidence>"
+        )
+    return traces
 
 
 def is_refusal(answer: str | None) -> bool:
     """Return whether an answer is a refusal. Every answer but a single digit counts as one."""
     return answer is None or not (len(answer) == 1 and answer in "0123456789")
-
-
-def _write_trace(steps: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
-    reasoning = "" if refuse else "".join(map(str, digits))
-    answer = "?" if refuse else str(digits[-1])
-    risky_text = "".join(step for step in steps if step[0] in _RISKY)
-    return (
-        f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
-        f"<analysis>{risky_text}</analysis><confidence>{confidence:.1f}</confidence>"
-    )
 
 
 def draw_chains(

@@ -312,6 +312,21 @@ def _evaluation_datasets(evaluation: Any) -> dict[str, Any]:
     return {f"eval_dataset[{name!r}]": dataset for name, dataset in evaluation.items()}
 
 
+def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
+    """Take the environments' reward functions from TRL's trainer. Refuse rewards that no objective uses."""
+    objective_count = len(objectives)
+    reward_functions = trainer.reward_funcs[objective_count:]
+    environment_names = trainer.reward_func_names[objective_count:]
+    if reward_functions and not any(objective.reward == "environment" for objective in objectives):
+        raise RecipeError(
+            f"The environment {', '.join(environment_names)} has a get_reward method, but no objective uses its reward. Add "
+            "an objective, with the blocks that the reward pays: Objective('environment', pays=[...])."
+        )
+    for trainer_list in (trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes):
+        del trainer_list[objective_count:]
+    return reward_functions
+
+
 def check_prompts(train: Any, evaluation: Any, *, template: bool) -> None:
     """Refuse a prompt that is neither a text nor a list of messages. Streams are not checked."""
     for name, dataset in {"the training dataset": train, **_evaluation_datasets(evaluation)}.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import time
 import warnings
@@ -27,7 +28,6 @@ from spanwise.batch import Batch
 from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
-from spanwise.engines.trl.environment import environment_rewards, taken_from
 from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
 from spanwise.engines.trl.sampling import DynamicSampling, check_sampling
 from spanwise.errors import DataError, RecipeError, first_line
@@ -37,6 +37,7 @@ from spanwise.modes.sequences import Sequences, image_inputs, sequences
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
+from spanwise.score.event_loop import run
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step, wider
 
@@ -161,7 +162,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **options,
             )
-        self._environment_rewards = taken_from(self, scheme.objectives)
+        self._environment_rewards = config.taken_from(self, scheme.objectives)
         if not any(options.get(name) for name in ("rollout_func", "environment_factory")):
             has_template = bool(getattr(self.processing_class, "chat_template", None))
             config.check_prompts(train_dataset, eval_dataset, template=has_template)
@@ -330,7 +331,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         trl_arguments = {key: arguments.pop(key) for key in _TRL_KWARGS if key in arguments}
         if self._environment_rewards:
             async_loop = getattr(self, "async_loop", None)
-            arguments["environment"] = environment_rewards(self._environment_rewards, arguments["environments"], async_loop)
+            arguments["environment"] = _environment_column(self._environment_rewards, arguments["environments"], async_loop)
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         first_row_index = self.accelerator.process_index * len(completion_ids_list)
@@ -582,3 +583,10 @@ def _checked(log_extra: Callable[[str, list[Any]], None], completion_count: int)
         log_extra(column, values)
 
     return checked
+
+
+def _environment_column(rewards: Sequence[Any], environments: Sequence[Any], loop: Any) -> list[float | None]:
+    """Return the reward of each rollout's environment, or None. `loop` is the event loop of the environments' async tools."""
+    reward_columns = [reward(environments=environments) for reward in rewards]
+    awaited_columns = [run(column, loop) if inspect.iscoroutine(column) else column for column in reward_columns]
+    return [next((value for value in row if value is not None), None) for row in zip(*awaited_columns, strict=True)]
