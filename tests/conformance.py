@@ -5,10 +5,14 @@ conversations of one to three turns, and one whose history branches. `python tes
 the rollouts as ids, and the advantages as loops over the definitions give them, in float64. Every adapter must give these.
 """
 
+import inspect
 import json
 import random
+import sys
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 
 from oracles import average, slow_gigpo
 
@@ -289,11 +293,24 @@ def check_symmetries(engine):
         assert row["group"] != "g1" or not any(values)
 
 
-def replace_model(monkeypatch, module):
-    """No folder holds the tokenizer and the model of an engine's configuration."""
+def replace_trainer(monkeypatch, takes, values):
+    """Put values at the dotted names of a trainer that is not installed, and a tokenizer in the place of its model's.
+
+    takes: the parameters of the function at each name, as its contract has them; None: it is no function.
+    """
+    from spanwise.engines import recipe_run
+
+    for path, parameters in takes.items():
+        module, _, name = path.rpartition(".")
+        if parameters is not None:
+            assert [*inspect.signature(values[name]).parameters] == parameters
+        for part in accumulate(module.split("."), "{}.{}".format):
+            if part not in sys.modules:
+                monkeypatch.setitem(sys.modules, part, ModuleType(part))
+        setattr(sys.modules[module], name, values[name])
     named = type("Named", (), {"from_pretrained": lambda *_, **__: tokenizer()})
-    monkeypatch.setattr(module, "AutoTokenizer", named)
-    monkeypatch.setattr(module, "model_vocabulary_size", lambda path: None)
+    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
+    monkeypatch.setattr(recipe_run, "model_vocabulary_size", lambda path: None)
 
 
 def sequences(rows):

@@ -5,7 +5,7 @@ import json
 import sys
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 import conformance
 import opened_folder
-from spanwise.engines import recipe_run
 from spanwise.engines.nemo_rl import SpanEstimator, attach, check
 from spanwise.errors import DataError, RecipeError
 
@@ -40,8 +39,12 @@ def config(folder, recipe, **changes):
 
 
 @pytest.fixture(autouse=True)
-def replaced_model(monkeypatch):
-    conformance.replace_model(monkeypatch, recipe_run)
+def grpo(monkeypatch):
+    """The module of NeMo-RL that the door changes; no NeMo-RL is installed."""
+    path, takes = CONTRACT["factory"]["path"], CONTRACT["factory"]["takes"]
+    values = {"_create_advantage_estimator": lambda master_config: "its own"}
+    conformance.replace_trainer(monkeypatch, {path: takes}, values)
+    return sys.modules["nemo_rl.algorithms.grpo"]
 
 
 def rollout(ids, prompt=(7, 8), *, sampled=None, reward=0.0, weight=1.0, idx=0, **facts):
@@ -210,13 +213,9 @@ def test_settings_of_which_the_border_has_the_others_are_refused(tmp_path, name)
         check(config(tmp_path, conformance.WHOLE, **{f"grpo.{name}": -5.0}))
 
 
-def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, monkeypatch):
-    for name in ("nemo_rl", "nemo_rl.algorithms", "nemo_rl.algorithms.grpo"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    grpo = vars(sys.modules["nemo_rl.algorithms.grpo"])
-    grpo["_create_advantage_estimator"] = lambda master_config: "its own"
+def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, grpo):
     attach()
-    create = grpo["_create_advantage_estimator"]
+    create = grpo._create_advantage_estimator
     assert [*inspect.signature(create).parameters] == CONTRACT["factory"]["takes"]
     assert isinstance(create(config(tmp_path, conformance.WHOLE)), SpanEstimator)
     assert create(SimpleNamespace(grpo=SimpleNamespace(adv_estimator=SimpleNamespace(name="gdpo")))) == "its own"

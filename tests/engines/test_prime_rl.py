@@ -5,13 +5,13 @@ import inspect
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 import conformance
 import opened_folder
-from spanwise.engines import prime_rl, recipe_run
+from spanwise.engines import prime_rl
 
 CONTRACT = json.loads((Path(__file__).parent / "prime_rl_contract.json").read_text())
 
@@ -40,16 +40,9 @@ def prime(monkeypatch):
         return ((episode, trace) for episode, trace in traces if any(any(node.mask) for node in trace.nodes))
 
     functions = {"assign_advantages": assign_advantages, "iter_trainable_traces": iter_trainable_traces}
-    for path, takes in CONTRACT["calls"].items():
-        assert [*inspect.signature(functions[path.rpartition(".")[2]]).parameters] == takes
-    names = ("prime_rl", "prime_rl.orchestrator", "prime_rl.orchestrator.algo", "prime_rl.orchestrator.algo.base")
-    *_, algo, base = modules = [ModuleType(name) for name in names]
-    for module in modules:
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    classes = {"Algorithm": Algorithm, "ALGORITHM_CLASSES": {"grpo": None, "opd": None}}
-    vars(algo).update(assign_advantages=assign_advantages, **classes)
-    vars(base)["iter_trainable_traces"] = iter_trainable_traces
-    conformance.replace_model(monkeypatch, recipe_run)
+    conformance.replace_trainer(monkeypatch, CONTRACT["calls"], functions)
+    algo = sys.modules["prime_rl.orchestrator.algo"]
+    algo.Algorithm, algo.ALGORITHM_CLASSES = Algorithm, {"grpo": None, "opd": None}
     return algo
 
 

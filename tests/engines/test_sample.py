@@ -20,20 +20,6 @@ def tiny():
     return build_model(tokenizer, 0).eval(), tokenizer
 
 
-def test_continuing_greedily_gives_the_rest(tiny):
-    model, tokenizer = tiny
-    prompts, options = ["7+3*4____=", "2-5*4~9___="], {"samples": 1, "temperature": COLD}
-    ids_nt, mask_nt = sample(model, tokenizer, prompts, max_new_tokens=12, **options)
-    starts = prompt_ids(tokenizer, prompts)
-    assert tokenizer.decode(starts[1]) == prompts[1]
-    cuts = (3, 7)  # prefixes of different lengths are padded on the left
-    heads = [start + ids_nt[n, :cut].tolist() for n, (start, cut) in enumerate(zip(starts, cuts, strict=True))]
-    more_nt, more_mask_nt = continue_ids(model, tokenizer, heads, max_new_tokens=9, **options)
-    for n, cut in enumerate(cuts):
-        tail = ids_nt[n, cut:12][mask_nt[n, cut:12]].tolist()
-        assert more_nt[n][more_mask_nt[n]].tolist()[: len(tail)] == tail
-
-
 def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     model, tokenizer = tiny
     heads, options = [[5, 6, 7], [8, 9]], {"samples": 3, "max_new_tokens": 4, "temperature": 9.0, "batch_size": 3}
@@ -88,11 +74,12 @@ def environments():
 
 
 def turn_by_turn(model, tokenizer, environment, longest):
-    """One conversation on its own; the whole prefix is read again for every turn."""
-    ids = tokenizer.encode(environment.opening)
+    """One conversation; the whole prefix is read again for every turn, padded beside a longer one."""
+    (ids,) = prompt_ids(tokenizer, [environment.opening])
     start, mask, answer = len(ids), [], ""
     while answer is not None:
-        more, more_mask = continue_ids(model, tokenizer, [ids], samples=1, max_new_tokens=longest, temperature=COLD)
+        prefixes, options = [ids, [*ids, 5, 6]], {"samples": 1, "max_new_tokens": longest, "temperature": COLD}
+        more, more_mask = continue_ids(model, tokenizer, prefixes, **options)
         turn = more[0][more_mask[0]].tolist()
         answer = environment.reply(tokenizer.decode(turn, skip_special_tokens=True))
         reply = [] if answer is None else tokenizer.encode(answer)

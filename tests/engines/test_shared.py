@@ -77,6 +77,14 @@ def begun(record, scheme):
     record.check(recipe, step=1)
 
 
+def assert_another_rule(record, before, after):
+    """Check that a run does not go on with other objectives, neither in its folder nor from a checkpoint."""
+    begun(record, before)
+    with pytest.raises(DataError, match="another objectives"):
+        record.check(record.recipe(after), step=1)
+    assert changed_settings(before.plain(), after.plain()) == ["objectives differs"]
+
+
 #: The usual layout with its blocks in another order.
 TURNED = rule(layout=Layout(dict(reversed(LAYOUT.blocks))), objectives=USUAL.objectives)
 
@@ -94,10 +102,7 @@ def test_a_run_with_an_array_among_the_options_of_a_reward_goes_on_with_the_same
         return rule(objectives=[Objective(length, pays="answer", options={"levels": as_array(numbers)})])
 
     zeros, other = [with_levels([0.0] * 1000 + [number] + [0.0] * 999) for number in (0.0, 1.0)]
-    begun(record, zeros)
-    with pytest.raises(DataError, match="another objectives"):
-        record.check(record.recipe(other), step=1)
-    assert changed_settings(zeros.plain(), other.plain()) == ["objectives differs"]
+    assert_another_rule(record, zeros, other)
 
 
 def judged(model="m", reward="judge", **options):
@@ -106,25 +111,18 @@ def judged(model="m", reward="judge", **options):
 
 def test_a_run_whose_judge_moved_to_another_server_goes_on_and_one_with_another_judge_does_not(record):
     before, moved = judged(base_url="http://a/v1"), judged(base_url="http://b/v1", timeout=9.0, retries=0, cache="verdicts")
-    begun(record, before)
+    assert_another_rule(record, before, judged("n", base_url="http://a/v1"))
     record.check(record.recipe(moved), step=1)
     assert changed_settings(before.plain(), moved.plain()) == []
-    with pytest.raises(DataError, match="another objectives"):
-        record.check(record.recipe(judged("n", base_url="http://a/v1")), step=1)
-    assert changed_settings(before.plain(), judged("n", base_url="http://a/v1").plain()) == ["objectives differs"]
 
 
-def test_a_number_of_workers_that_was_not_set_before_changes_no_rule():
-    unset, two = (rule(objectives=[Objective("correct", pays="answer", options=x)]) for x in ({}, {"workers": 2}))
-    assert changed_settings(unset.plain(), two.plain()) == []
-
-
-def test_an_option_of_a_scripts_own_function_may_decide_its_reward(record):
+def test_a_number_of_workers_changes_no_rule_and_an_option_of_a_scripts_own_function_may_decide_its_reward(record):
     def of_cache(completions, model, cache, **_):
         return [float(cache == model)] * len(completions)
 
-    first, second = (judged(reward=of_cache, cache=name) for name in "ab")
-    assert changed_settings(first.plain(), second.plain()) == ["objectives differs"]
+    unset, two = (rule(objectives=[Objective("correct", pays="answer", options=x)]) for x in ({}, {"workers": 2}))
+    assert changed_settings(unset.plain(), two.plain()) == []
+    assert_another_rule(record, *(judged(reward=of_cache, cache=name) for name in "ab"))
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])

@@ -4,9 +4,7 @@ import inspect
 import json
 import math
 import sys
-from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,10 +13,9 @@ import yaml
 
 import conformance
 import opened_folder
-from spanwise.engines import recipe_run
 from spanwise.engines import slime as door
 from spanwise.engines.slime import HOOKS, check, post_process_rewards, set_advantages
-from spanwise.errors import AlignmentError, RecipeError
+from spanwise.errors import AlignmentError
 
 CONTRACT = json.loads((Path(__file__).parent / "slime_contract.json").read_text())
 
@@ -80,16 +77,8 @@ def slime(monkeypatch):
         "compute_rollout_step": lambda args, rollout_id: rollout_id,
         "_current_rollout_id": 7,
     }
-    for path, takes in CONTRACT["calls"].items():
-        module, _, name = path.rpartition(".")
-        if takes is not None:
-            assert [*inspect.signature(functions[name]).parameters] == takes
-        for part in accumulate(module.split("."), "{}.{}".format):
-            if part not in sys.modules:
-                monkeypatch.setitem(sys.modules, part, ModuleType(part))
-        setattr(sys.modules[module], name, functions[name])
+    conformance.replace_trainer(monkeypatch, CONTRACT["calls"], functions)
     monkeypatch.setattr(door, "_RUNS", {})
-    conformance.replace_model(monkeypatch, recipe_run)
 
     def rollout(number):
         vars(sys.modules["slime.rollout.sample_hooks"])["_current_rollout_id"] = number
@@ -252,12 +241,6 @@ def test_slimes_own_reward_and_each_value_of_a_reward_of_several_pay_a_block(tmp
     raw, carried = post_process_rewards(arguments(tmp_path, recipe, reward_key="score"), samples)
     assert raw == pytest.approx(log, nan_ok=True)
     assert [row.tolist() for row in carried] == [[value] * 3 for value in credit]  # 1/3 of each times 3
-
-
-def test_a_discount_that_the_recipe_has_otherwise_is_refused(tmp_path):
-    recipe = conformance.WHOLE.replace("grpo", "reinforce++") + "options: {gamma: .5}\n"
-    with pytest.raises(RecipeError, match=r"gamma is 0\.9, but the recipe has gamma: 0\.5"):
-        check(arguments(tmp_path, recipe, gamma=0.9))
 
 
 def test_settings_that_are_taken(tmp_path):

@@ -29,11 +29,6 @@ def rows_of(rows):
         yield {"prompt": row["group"], **{key: row.get(key) for key in ("ids", "sampled", "answer", "paid")}}
 
 
-def scheme(folder, recipe):
-    (folder / "recipe.yaml").write_text(recipe)
-    return scheme_at(folder / "recipe.yaml", longest=64)
-
-
 def test_it_is_small():
     assert len((Path(__file__).parents[1] / "toy_engine.py").read_text().splitlines()) < 80
 
@@ -44,7 +39,7 @@ def test_it_is_small():
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, side):
     rows, expected = conformance.expected(name)
-    rule, steps = scheme(tmp_path, conformance.RECIPES[name]), None
+    rule, steps = conformance.scheme(name, tmp_path), None
     if "rollout" in rows[0]:
         names = {name: j for j, name in enumerate(dict.fromkeys(row["rollout"] for row in rows))}
         of_row = torch.tensor([names[row["rollout"]] for row in rows])
@@ -59,7 +54,8 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, side):
 def test_a_token_method_with_a_critic(tmp_path, side):
     rows, _ = conformance.expected("blocks")
     values = [[0.25 + 0.01 * t for t in range(len(row["ids"]))] for row in rows]
-    rule = scheme(tmp_path, GAE)
+    (tmp_path / "gae.yaml").write_text(GAE)
+    rule = scheme_at(tmp_path / "gae.yaml", longest=64)
     advantages, _ = ToyEngine(rule, VOCABULARY, side=side, needs=("value_nt",)).step(list(rows_of(rows)), value_nt=values)
     # Without masks, alignments and padding: the trainable tokens of one completion, and its reward at their end.
     for row, value, adv in zip(rows, values, advantages, strict=True):

@@ -1,16 +1,70 @@
 """The stand-in for SkyRL's GPU workers: a torch policy on the CPU behind the methods of `trainer.dispatch` that `train()` calls.
 
-A critic, if the configuration names one, is SkyRL's own (`critic_worker`).
+A critic, if the configuration names one, is SkyRL's own: its model, its worker's forward and backward pass, its loss. What stands
+in: `flash_attn`, which SkyRL imports and calls for packed batches only, and the strategy that shards over GPUs.
 
 Everything else of SkyRL is real: the trainer, its batches, padding, mini-batches, advantages, loss reduction and policy losses.
 """
 
+import sys
+import warnings
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
-import critic_worker
 import torch
 from skyrl.backends.skyrl_train.distributed import dispatch
-from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry, ppo_critic_loss
+from skyrl.backends.skyrl_train.workers.worker import CriticWorkerBase
+
+
+class CpuStrategy:
+    def backward(self, loss, model, optimizer):
+        loss.backward()
+
+    def optimizer_step(self, optimizer, model, scheduler, name):
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        return norm
+
+    def all_reduce(self, values, op="mean", **options):
+        return values
+
+
+def critic_worker(cfg):
+    """A worker as SkyRL makes it for `trainer.critic.model.path`, with a new value head on that trunk."""
+    path = cfg.trainer.critic.model.path
+    assert (Path(path) / "model.safetensors").is_file(), "write_dataset saves the policy's weights there"
+    critic = object.__new__(CriticWorkerBase)
+    critic.cfg, critic.strategy, critic.critic_loss_fn = cfg.trainer, CpuStrategy(), ppo_critic_loss
+    critic._micro_batches_accumulated = 0
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+        torch.manual_seed(0)
+        critic.model = _wrapper().get_llm_for_sequence_regression(path, "critic", bf16=False, init_value_head=True)
+    critic.optimizer = torch.optim.AdamW(critic.model.parameters(), lr=cfg.trainer.critic.optimizer_config.lr)
+    critic.scheduler = torch.optim.lr_scheduler.ConstantLR(critic.optimizer, factor=1.0)
+    return critic
+
+
+def call_critic(critic, method, *arguments):
+    with patch.object(torch.cuda, "current_device", lambda: "cpu"), warnings.catch_warnings(action="ignore"):
+        return getattr(critic, method)(*arguments)
+
+
+@cache
+def _wrapper():
+    names = ("flash_attn", "flash_attn.bert_padding")
+    package, padding = (ModuleType(name) for name in names)
+    package.__spec__, padding.__spec__ = (ModuleSpec(name, None) for name in names)
+    padding.pad_input = padding.unpad_input = None
+    stubs = dict(zip(names, (package, padding), strict=True))
+    with patch.dict(sys.modules, {name: module for name, module in stubs.items() if name not in sys.modules}):
+        from skyrl.backends.skyrl_train.workers import model_wrapper
+    return model_wrapper
 
 
 def log_probs(model, sequences, attention_mask, width):
@@ -28,7 +82,7 @@ class StubDispatch:
         self.model, self.cfg, self.dp = model, cfg, dp
         self.optimizer = torch.optim.Adam(model.parameters(), lr=cfg.trainer.policy.optimizer_config.lr)
         self.trained, self.fitted = [], []
-        self.critic = critic_worker.worker(cfg) if cfg.trainer.critic.model.path else None
+        self.critic = critic_worker(cfg) if cfg.trainer.critic.model.path else None
 
     async def save_weights_for_sampler(self):
         pass
@@ -51,7 +105,7 @@ class StubDispatch:
     @torch.no_grad()
     def forward(self, model, data):
         if model == "critic":
-            return critic_worker.call(self.critic, "forward", data)
+            return call_critic(self.critic, "forward", data)
         width = data.metadata["response_length"]
         rows = log_probs(self.model, data["sequences"], data["attention_mask"], width).tolist()
         return dispatch.WorkerOutput(loss_fn_outputs=[{"logprobs": row} for row in rows])
@@ -63,7 +117,7 @@ class StubDispatch:
     def forward_backward_from_staged(self, model, chunks):
         if model == "critic":
             self.fitted.append(chunks)
-            parts = [critic_worker.call(self.critic, "forward_backward", chunk).metrics for chunk in chunks]
+            parts = [call_critic(self.critic, "forward_backward", chunk).metrics for chunk in chunks]
             return dispatch.WorkerOutput(metrics={key: sum(part[key] for part in parts) / len(parts) for key in parts[0]})
         algorithm = self.cfg.trainer.algorithm
         policy_loss = PolicyLossRegistry.get(algorithm.policy_loss_type)
@@ -80,7 +134,7 @@ class StubDispatch:
 
     def optim_step(self, model):
         if model == "critic":
-            return critic_worker.call(self.critic, "optim_step")
+            return call_critic(self.critic, "optim_step")
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()

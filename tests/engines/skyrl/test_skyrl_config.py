@@ -109,8 +109,6 @@ def test_what_gives_way_or_changes_nothing_is_said(data):
     with pytest.warns(UserWarning, match=r"(gamma|lambd)=0\..* sets the recipe's option (gamma|lam)\."):
         scheme = check(small.config(data, recipe=GAE, **CRITIC, **of_algorithm(gamma=0.9, lambd=0.8))).scheme
     assert {name: scheme.options[name] for name in ("gamma", "lam")} == {"gamma": 0.9, "lam": 0.8}
-    with pytest.warns(UserWarning, match="lambd=0.8 has no effect, as neither method 'rloo'"):
-        check(small.config(data, recipe=small.BROADCAST, **of_algorithm(lambd=0.8)))
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **CRITIC)
     with pytest.warns(UserWarning, match=r"ignores the recipe's critic\.learning_rate, steps and uses"):

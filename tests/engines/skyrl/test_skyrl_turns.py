@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -90,27 +89,6 @@ def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged, l
     # A metric that a batch cannot have would be NaN, which must not reach a tracker.
     assert trainer.all_metrics["credit/malformed"] == 0.0
     assert all(value == value for name, value in trainer.all_metrics.items() if name.startswith("credit/"))
-
-
-@pytest.mark.parametrize("recipe", [small.BY_TURN, small.GIGPO], ids=["bae", "gigpo"])
-@pytest.mark.parametrize("seed", range(3))
-def test_merging_moves_credit_and_changes_none(data, recipe, seed):
-    """SkyRL's merge drops the generator's extra fields, and all but the last of scalar rewards."""
-    output = small.ragged(seed)
-    draw = random.Random(seed)
-    output["right"] = [float(draw.randrange(2)) for _ in output["rewards"]]
-    output["anchors"] = [draw.randrange(3) for _ in output["rewards"]]
-    rows, _, _ = through(data, recipe, output)
-    sequences, _, trained = through(data, recipe, output, merged=True)
-    assert "right" not in trained
-    place = SampledRows.of(output, [], trained, stepwise=True).place_s
-    assert [n for n, _ in place] == sorted(n for n, _ in place)
-    moved = torch.zeros_like(sequences.last_advantages)
-    for row_t, (n, first), reply in zip(rows.last_advantages, place, output["response_ids"], strict=True):
-        start = moved.shape[1] - len(trained["response_ids"][n]) + first
-        moved[n, start : start + len(reply)] = row_t[len(row_t) - len(reply) :]
-    assert bool((moved != 0).any())
-    assert torch.equal(moved, sequences.last_advantages)
 
 
 def test_a_turn_that_says_no_state_starts_from_all_that_the_model_saw(data):
