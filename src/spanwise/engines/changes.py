@@ -19,14 +19,15 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[s
     """List the settings in which a resumed run differs from its checkpoint. Skip secrets and `but`."""
     old_settings, new_settings = lasting(plain(old)), lasting(plain(new))
     compared_names = [name for name in {**new_settings, **old_settings} if name not in but]
-    changed_names = [name for name in compared_names if not _same(name, old_settings.get(name), new_settings.get(name))]
-    notes = [f"{name} was {old_settings.get(name)!r} and is {new_settings.get(name)!r} now" for name in changed_names]
-    return [note if len(note) < 100 else f"{name} differs" for name, note in zip(changed_names, notes, strict=True)]
+    names = changed_names(old_settings, new_settings, compared_names)
+    notes = [f"{name} was {old_settings.get(name)!r} and is {new_settings.get(name)!r} now" for name in names]
+    return [note if len(note) < 100 else f"{name} differs" for name, note in zip(names, notes, strict=True)]
 
 
-def _same(name: str, old: Any, new: Any) -> bool:
-    """Return whether a setting has the same value in two runs. The keys of `layout` must also have the same order."""
-    return old == new and (name != "layout" or list(old or ()) == list(new or ()))
+def changed_names(old: Mapping[str, Any], new: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """List the names of settings that differ between two runs. The order of the blocks in `layout` counts, too."""
+    old_order, new_order = (list(settings.get("layout") or ()) for settings in (old, new))
+    return [name for name in names if old.get(name) != new.get(name) or (name == "layout" and old_order != new_order)]
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:

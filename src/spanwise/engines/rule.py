@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spanwise.engines.shared import RULE, say
 from spanwise.errors import refuse
 from spanwise.modes import MODES
-from spanwise.recipe import RecipeRule, rule_at
+from spanwise.recipe import RecipeRule, read_file, rule_at
 from spanwise.scheme import Scheme
 
 #: The `Batch` fields that most trainers fill in.
@@ -99,7 +97,7 @@ def compares_groups(scheme: Scheme) -> bool:
 
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
     """Return a warning about recipe fields that an engine ignores."""
-    recipe_fields = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    recipe_fields = read_file(path)
     ignored_fields = {*recipe_fields} - _CREDIT
     if reads_output and recipe_fields.get("output"):  # without a folder, keep_rollouts does nothing
         ignored_fields -= {"output", "keep_rollouts"}

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from spanwise.disk import whole_folder
-from spanwise.engines.changes import as_list_or_text, lasting
+from spanwise.engines.changes import as_list_or_text, changed_names, lasting
 from spanwise.errors import DataError, refuse
 from spanwise.layout import Layout
 from spanwise.modes import MODES
@@ -187,12 +187,9 @@ class RunRecord:
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
         saved_rule, new_rule = (lasting(hidden({name: x.get(name) for name in RULE})) for x in (saved_recipe, recipe))
-        changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
-        if not changed_names and [*saved_rule["layout"]] != [*new_rule["layout"]]:
-            changed_names = ["layout"]  # the layouts have the same blocks, but in different orders
-        if changed_names:
+        if names := changed_names(saved_rule, new_rule, RULE):
             raise DataError(
-                f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so you cannot continue "
+                f"The run in '{folder_path}' was trained with another {', '.join(names)}, so you cannot continue "
                 f"it in this folder. Give another {self.option}."
             )
 

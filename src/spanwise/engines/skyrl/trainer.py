@@ -245,9 +245,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         As under verl, rewards read the ground truth as the column `answer`, unless the dataset has such a column.
         """
         prompt_dataset: Any = self.train_dataset
-        numeric_uids = {uid for uid in uids if uid.isdecimal()}  # a numeric uid is a dataset row's index
         columns_by_uid = {}
-        for uid in numeric_uids:
+        for uid in filter(str.isdecimal, set(uids)):  # a numeric uid is a dataset row's index
             messages, _, dataset_columns, *_ = prompt_dataset[int(uid)]
             gold_answer = (dataset_columns.get("reward_spec") or {}).get("ground_truth")
             answer_columns = {} if gold_answer is None else {"answer": gold_answer}
