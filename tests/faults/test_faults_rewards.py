@@ -1,6 +1,7 @@
 """Rewards."""
 
 import asyncio
+import multiprocessing
 import os
 import re
 import signal
@@ -58,19 +59,15 @@ def by_alarm(gold, answer):
 
 def in_fork(function):
     """What a child process of this one gets."""
-    reader, writer = os.pipe()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=lambda: results.put(function()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, as Ray and data loaders make it
-        child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, repr(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader) as pipe:
-        return float(pipe.read())
+        child.start()
+    child.join()
+    assert child.exitcode == 0
+    return results.get()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -7,7 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
-from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import ChunkedCredit, Rows, credited, pack, unpack
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.score import Reward
@@ -28,10 +27,8 @@ def test_a_batch_of_turns_without_any_sampled_token_gets_nothing():
     """A rejected batch: every rollout was read turn by turn, and none has a token that was sampled."""
     ids = TOKENIZER("tool says 4")["input_ids"]
     batch = Batch.jagged([ids], [0], sampled=[[False] * len(ids)], columns={"answer": ["4"]})
-    turns = split_turns(batch.mask_nt)
-    nobody_su = turns.take(batch.ids_nt)
-    reading = read(Batch(turns.row_s, nobody_su, nobody_su.bool(), columns={"answer": []}), BY_TURN, VOCABULARY)
-    text = pack(reading, [len(ids)], masked=True, turns=turns)
+    nobody, turns = turn_rows(batch, BY_TURN)
+    text = pack(read(nobody, BY_TURN, VOCABULARY), [len(ids)], masked=True, turns=turns)
     result = credited(Rows([text, text]), ["u", "u"], torch.zeros(2, len(ids)).bool(), Step(BY_TURN))
     assert torch.equal(result.adv_nt, torch.zeros(2, len(ids)))
 

@@ -22,14 +22,11 @@ def row(name):
 GROUP = torch.ones(4, 1), np.array(["p"] * 4, dtype=object)
 
 
-def test_grpo_on_the_sum():
-    found_nt, _ = core_algos.compute_grpo_outcome_advantage((RIGHT + BRIER)[:, None], *GROUP)
-    assert found_nt[:, 0].tolist() == pytest.approx(row("verl's `grpo` on the sum"), abs=0.006)
-
-
-def test_gdpo():
+def test_grpo_on_the_sum_and_gdpo():
     rewards = {"right": RIGHT.numpy(), "brier": BRIER.numpy()}
     batch = {"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 2).long()}
     more = {"config": OmegaConf.create({"gdpo_reward_keys": [*rewards]}), "non_tensor_batch": rewards, "batch": batch}
-    found_nt, _ = core_algos.compute_gdpo_outcome_advantage(torch.zeros(4, 1), *GROUP, **more)
-    assert found_nt[:, 0].tolist() == pytest.approx(row("GDPO: TRL's `normalize_then_sum`, verl's `gdpo`"), abs=0.006)
+    grpo_nt, _ = core_algos.compute_grpo_outcome_advantage((RIGHT + BRIER)[:, None], *GROUP)
+    gdpo_nt, _ = core_algos.compute_gdpo_outcome_advantage(torch.zeros(4, 1), *GROUP, **more)
+    assert grpo_nt[:, 0].tolist() == pytest.approx(row("verl's `grpo` on the sum"), abs=0.006)
+    assert gdpo_nt[:, 0].tolist() == pytest.approx(row("GDPO: TRL's `normalize_then_sum`, verl's `gdpo`"), abs=0.006)

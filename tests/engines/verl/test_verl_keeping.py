@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from queue_small import fetch, filled, made
+from queue_small import fetch, filled, made, put
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl_runs import GROUP, PROMPTS, STEPS
 from verl_small import RECIPE, TEXT, WHOLE, config_of
 
 from rollout_files import records
 from spanwise.engines.estimators import outcome_advantages
-from spanwise.engines.verl.estimators import carrying, recipe_advantages
-from spanwise.engines.verl.settings import prepare
-from spanwise.engines.verl.trainer import rows_of, sampled_of
 from spanwise.errors import AlignmentError, DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.segment import Vocabulary
@@ -110,20 +106,17 @@ class TestV1:
     def test_what_was_rejected_is_recorded_as_trained_with_zero(self, tmp_path):
         trainer, manager = set_up(tmp_path)
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
-        run = trainer.spanwise
-        rows = rows_of(batch, run)
-        mask_nt = torch.nn.utils.rnn.pad_sequence(fetch(batch, "response_mask")[0], batch_first=True)
-        mask_nt[1] = 0
-        trainer.global_steps = 1
-        with run.training(trainer, done=0), carrying(partial(run.credit, rows, 0)):
-            adv_nt, return_nt = recipe_advantages(torch.zeros(mask_nt.shape), mask_nt, index=["a", "a", "a"])
-            run.keep(trainer, rows, lambda: sampled_of(batch))
-        assert torch.equal(adv_nt, return_nt)
-        assert not adv_nt[1].any()
-        assert adv_nt.sum(dim=1).tolist() == pytest.approx([1.0, 0.0, -0.5])  # the others are still compared with it
-        recorded = rows_in(tmp_path / "run", 1)
-        assert [sum(row["advantages/rloo"]) for row in recorded] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
-        assert [row["credit/rloo/all"] for row in recorded] == pytest.approx([1.0, -0.5, -0.5])
+        (masks,) = fetch(batch, "response_mask")
+        masks[1] = torch.zeros_like(masks[1])
+        put(batch, response_mask=masks)
+        credit_once(trainer, batch)
+        rows = rows_in(tmp_path / "run", 1)
+        # the others are still compared with it
+        assert [sum(row["advantages/rloo"]) for row in rows] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
+        assert [row["credit/rloo/all"] for row in rows] == pytest.approx([1.0, -0.5, -0.5])
+        advantages, returns = fetch(batch, "advantages", "returns")
+        assert not advantages[1].any()
+        assert all(map(torch.equal, advantages, returns))
 
     def test_several_batches_of_one_step_are_counted(self, tmp_path):
         """`separate_async` may update several times between two broadcasts of its weights; none of it is written over."""
@@ -158,22 +151,6 @@ class TestV1:
         batch = filled(manager, [[[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)]]])
         with pytest.raises(AlignmentError, match="found different blocks"):
             credit_once(trainer, batch)
-
-
-def test_what_nobody_would_do_is_refused(tmp_path):
-    folder = f"{OWN}folder={tmp_path / 'run'}"
-    for more, sentence in [
-        ([f"{OWN}keep_rollouts=1"], r"need a folder; add \+algorithm\.spanwise\.folder=runs/NAME"),
-        ([f"{OWN}report=true"], "need a folder|not installed"),
-        ([folder, f"{OWN}keep_rollout=1"], r"no option .*\.keep_rollout\. Use recipe, folder, keep_rollouts, report"),
-        ([f"{OWN}options.ddof=0"], "Write the options in the recipe"),
-        ([folder, "trainer.val_only=True"], "trains nothing"),
-        ([folder, f"trainer.rollout_data_dir={tmp_path}/run/rollouts"], "writes its own rollouts"),
-    ]:
-        with pytest.raises(RecipeError, match=sentence):
-            prepare(config_of(tmp_path, *more))
-    assert not (tmp_path / "run").exists()
-    assert prepare(config_of(tmp_path)).record is None
 
 
 def test_an_estimator_of_one_reward_keeps_nothing_and_says_so(tmp_path):

@@ -47,9 +47,8 @@ def configured(folder, *overrides, **laser):
     with torch.no_grad():  # so that scores differ
         model.lm_head.weight.mul_(8)
     shape.save_pretrained(folder / "model")
-    fields = {name: value for name, value in {**LASER, **laser}.items() if value is not None}
-    temperature = f"actor_rollout_ref.rollout.temperature={TEMPERATURE}"
-    config = config_of(folder, temperature, *overrides, recipe=f"{RECIPE}laser: {json.dumps(fields)}\n")
+    recipe = f"{RECIPE}laser: {json.dumps({**LASER, **laser})}\n"
+    config = config_of(folder, f"actor_rollout_ref.rollout.temperature={TEMPERATURE}", *overrides, recipe=recipe)
     return config, model, tokenizer
 
 
@@ -189,23 +188,23 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
 
 
 REFUSED = {
-    "no reference": ((), {"reference": None}, r"laser.reference is missing: .*RECIPE --model MODEL --dataset FILE`"),
-    "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* nothing computes score_n"),
-    "V0": (("trainer.use_v1=False",), {}, r"laser needs .* or train with TRL"),
-    "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
-    "a filter of groups": (
-        ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=any_reward"), {}, r"filter_groups drops"
-    ),
-    "distillation": (("distillation.enabled=True",), {}, r"teacher only scores sampled tokens"),
-}  # fmt: skip
+    r"laser needs .* nothing computes score_n": ["trainer.v1.trainer_mode=colocate_async"],
+    r"laser needs .* or train with TRL": ["trainer.use_v1=False"],
+    "bypass_mode=True takes": ["algorithm.rollout_correction.bypass_mode=True"],
+    "filter_groups drops": ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=any_reward"],
+    "teacher only scores sampled tokens": ["distillation.enabled=True"],
+}
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(tmp_path, case):
-    overrides, laser, sentence = REFUSED[case]
-    config, _, _ = configured(tmp_path, *overrides, **laser)
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_refused(tmp_path, sentence):
     with pytest.raises(RecipeError, match=sentence):
-        prepare(config)
+        prepare(configured(tmp_path, *REFUSED[sentence])[0])
+
+
+def test_no_reference_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"laser.reference is missing: .*RECIPE --model MODEL --dataset FILE`"):
+        prepare(configured(tmp_path, reference=None)[0])
 
 
 def test_a_run_that_ends_before_the_mixing_begins_is_refused(tmp_path):

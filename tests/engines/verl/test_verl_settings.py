@@ -25,22 +25,25 @@ REFUSED = {
     f"{ACTOR}loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the length",
     f"{ACTOR}loss_agg_mode=mean": "no loss_agg_mode",
 }
+OWN = "+algorithm.spanwise."
+#: spanwise's own options, with what stands beside them.
+REFUSED_OF_OURS = {
+    "algorithm.spanwise.recipe=null": r"add \+algorithm\.spanwise\.recipe=",
+    f"{OWN}keep_rollouts=1": r"need a folder; add \+algorithm\.spanwise\.folder=runs/NAME",
+    f"{OWN}report=true": "need a folder|not installed",
+    f"{OWN}folder=run {OWN}keep_rollout=1": r"no option .*\.keep_rollout\. Use recipe, folder, keep_rollouts, report",
+    f"{OWN}options.ddof=0": "Write the options in the recipe",
+    f"{OWN}folder=run trainer.val_only=True": "trains nothing",
+    f"{OWN}folder=run trainer.rollout_data_dir=run/rollouts": "writes its own rollouts",
+}
 
 
-@pytest.mark.parametrize("override", REFUSED)
-def test_refused(tmp_path, override):
-    with pytest.raises(RecipeError, match=REFUSED[override]):
-        prepare(config_of(tmp_path, override))
-
-
-def test_a_result_that_is_paid_must_not_stand_in_the_place_of_the_gold_answer(tmp_path):
-    """The function's `answer` replaced the dataset's, and `correct` compared completions with what the function returned."""
-    paid = "{reward: environment, name: mine, pays: [a], options: {column: %s}}"
-    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}, " + paid + "]\n"
-    function = "reward.custom_reward_function.path=mine.py"
-    with pytest.raises(RecipeError, match=r"'correct' reads .* 'answer', .* Rename the function's result"):
-        prepare(config_of(tmp_path, function, recipe=recipe % "answer"))
-    prepare(config_of(tmp_path, function, recipe=recipe % "mine"))
+@pytest.mark.parametrize(("overrides", "sentence"), [*REFUSED.items(), *REFUSED_OF_OURS.items()])
+def test_refused(tmp_path, monkeypatch, overrides, sentence):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=sentence):
+        prepare(config_of(tmp_path, *overrides.split()))
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("more", ["data.train_batch_size=8", f"{LOSS}sapo"])
@@ -97,6 +100,7 @@ POOL, PAID = "reward.reward_model.enable_resource_pool", "- {reward: environment
 VERLS_MODEL = ["reward.reward_model.enable=True", "reward.custom_reward_function.path=mine.py"]
 FUNCTION, BY_TURN = VERLS_MODEL[1:], "- {{reward: environment, scope: turn, pays: [b]{}}}\n"
 TOOL, UNSCALED = ", options: {column: tool}", ["algorithm.norm_adv_by_std_in_grpo=False"]
+MINE = "- {{reward: environment, name: mine, pays: [b], options: {{column: {}}}}}\n"
 #: The method, more of the recipe, overrides, and the answer; None: it runs.
 WITH_RECIPE = {
     "no critic": ("gae", "", [], "'gae' needs .*critic.enable=True"),
@@ -116,6 +120,14 @@ WITH_RECIPE = {
     "one number for outputs, gigpo": ("gigpo", "- {reward: environment, pays: [a]}\n", FUNCTION, None),
     "an agent loop's for turns": ("bae", BY_TURN.format(""), [], None),
     "an agent loop's beside a function's": ("bae", PAID + BY_TURN.format(f", name: tool{TOOL}"), FUNCTION, None),
+    # The function's `answer` would stand in the place of the dataset's, with which `correct` compares.
+    "a result 'answer'": (
+        "bae",
+        MINE.format("answer"),
+        FUNCTION,
+        "'correct' reads .* 'answer', .* Rename the function's result",
+    ),
+    "a result 'mine'": ("bae", MINE.format("mine"), FUNCTION, None),
     # verl's validation counts a missing `acc` as 0; V0's does not.
     "a name for accuracy": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [], "of 'acc' as 0"),
     "a name for accuracy, V0": ("bae", "- {reward: brier, name: acc, pays: [b]}\n", [*V0], None),
@@ -161,6 +173,7 @@ def test_what_is_set(tmp_path, capsys):
     assert settings.scheme.names == ("correct", "brier")
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
     assert settings.parts == {}
+    assert settings.record is None
     assert "spanwise" not in capsys.readouterr().err
     prepare(config)  # its own settings are not refused
 

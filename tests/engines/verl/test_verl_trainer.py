@@ -27,30 +27,22 @@ PROMPTS = [
 ]
 
 
-def test_padding_of_the_batch_changes_nothing(tmp_path):
-    """verl tops batches up with copies of the first row whose mask is 0, its reading included."""
-    (trainer, manager), plain, padded = made(tmp_path), {}, {}
+def test_neither_padding_nor_shares_change_advantages_and_metrics(tmp_path, monkeypatch):
+    """verl tops batches up with copies of the first row whose mask is 0. Shares mix prompts, and verl pads each for itself."""
+    (trainer, manager), plain, whole, by_share = made(tmp_path), {}, {}, {}
     batch = filled(manager, PROMPTS)
     trainer._compute_advantage(batch, plain)
-    before = advantages_of(batch)
-    with_padding = upsample_batch_to_divisible_size(batch, 4, manager.tokenizer.eos_token_id)
-    trainer._compute_advantage(with_padding, padded)
-    after = advantages_of(with_padding)
-    for row, expected in zip(after[:6], before, strict=True):
-        assert torch.allclose(row, expected * 8 / 6)  # verl divides by the padded number of rows
-    assert [float(row.abs().sum()) for row in after[6:]] == [0.0, 0.0]
-    assert padded == plain
+    unpadded = advantages_of(batch)
     assert plain["credit/malformed"] == pytest.approx(1 / 6)
-
-
-def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkeypatch):
-    """Chunks mix prompts and are padded to their own longest row; verl's own metrics of the chunks are joined."""
-    (trainer, manager), whole, by_share = made(tmp_path), {}, {}
-    batch = upsample_batch_to_divisible_size(filled(manager, PROMPTS), 4, manager.tokenizer.eos_token_id)
+    batch = upsample_batch_to_divisible_size(batch, 4, manager.tokenizer.eos_token_id)
     logps = [torch.full((len(row),), -0.5 - n / 10) for n, row in enumerate(fetch(batch, "response_mask")[0])]
     put(batch, old_log_probs=logps, rollout_log_probs=[row + 0.25 for row in logps])  # what verl measures between them
     together = trainer._compute_advantage(batch, whole)
     before, calls = advantages_of(batch), []
+    for row, expected in zip(before[:6], unpadded, strict=True):
+        assert torch.allclose(row, expected * 8 / 6)  # verl divides by the padded number of rows
+    assert [float(row.abs().sum()) for row in before[6:]] == [0.0, 0.0]
+    assert plain.items() <= whole.items()
     monkeypatch.setattr(trainer_module, "CHUNK_TOKENS", 100)
     get = tq.kv_batch_get
     monkeypatch.setattr(tq, "kv_batch_get", lambda **query: (calls.append(query["keys"]), get(**query))[1])
