@@ -104,12 +104,6 @@ class UnpackedBatch:
         """The number of tokens of each batch row, tool output included."""
         return [sum(run_lengths) for _, run_lengths in self.runs]
 
-    @cached_property
-    def step_s(self) -> Int[Tensor, " s"]:
-        """The number of each turn within its row, from 0. A row that was not split has one turn."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # for each turn, the index of its row's first turn
-        return torch.arange(len(self.row_s)) - first_turn_s
-
     def blocks_of(
         self, scheme: Scheme, mask_nt: Bool[Tensor, "n t"], rows: Sequence[int]
     ) -> tuple[Spans, Bool[Tensor, "n t"], Turns | None, Int[Tensor, " s"]]:
@@ -210,7 +204,9 @@ def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatc
     rollout_n = group_index([rollout_ids[n] for n in rows.real])
     steps = Steps(rollout_n, torch.tensor(output_numbers, dtype=torch.int64), unpacked_batch.anchor)
     if unpacked_batch.split_n.any():
-        steps = steps_of_turns(steps, unpacked_batch.row_s, unpacked_batch.step_s, unpacked_batch.anchor)
+        row_s = unpacked_batch.row_s
+        step_s = torch.arange(len(row_s)) - torch.searchsorted(row_s, row_s)  # each turn's number in its row, from 0
+        steps = steps_of_turns(steps, row_s, step_s, unpacked_batch.anchor)
     elif len(rollout_n.unique()) == len(rollout_n) and "steps" not in step.scheme.needs:
         steps = None
     for mode in step.scheme.modes if steps is not None else ():
@@ -261,11 +257,6 @@ class ChunkedCredit:
         unpacked_batch, scored_rows = read_rows(rows, uids, step)
         return ChunkedCredit(rows, unpacked_batch, step.credit(scored_rows))
 
-    @cached_property
-    def _unpacked_row_by_row(self) -> dict[int, int]:
-        """Maps row indices to indices in `unpacked`, which lacks padding rows."""
-        return {row_index: unpacked_index for unpacked_index, row_index in enumerate(self.rows.real)}
-
     def split(self, tokens: int) -> list[range]:
         """Split the rows into chunks of about `tokens` tokens. A chunk takes every k-th row, to spread the padding at the end."""
         row_count = len(self.rows.packed)
@@ -275,8 +266,9 @@ class ChunkedCredit:
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a chunk of rows. Masked tokens and padding rows get 0."""
-        real_positions = [chunk_position for chunk_position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
-        unpacked_rows = [self._unpacked_row_by_row[chunk[chunk_position]] for chunk_position in real_positions]
+        unpacked_row_by_row = {row: unpacked_row for unpacked_row, row in enumerate(self.rows.real)}  # without padding rows
+        real_positions = [chunk_position for chunk_position, row in enumerate(chunk) if row in unpacked_row_by_row]
+        unpacked_rows = [unpacked_row_by_row[chunk[chunk_position]] for chunk_position in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
         spans, _, turns, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)

@@ -38,9 +38,16 @@ class SpanRewardManager(RewardManagerBase):
         self.step = Step(self.scheme, self.vocabulary)
         self.filter_metric = filter_metric(config)
         self.own_columns = paid_results(self.scheme)
-        self.own_manager = _own_manager(config, self.own_columns, tokenizer, router)
         user_manager = config.algorithm.spanwise.get(OWN_MANAGER)
         self.user_chose_reward = user_chose_reward(config, user_manager and user_manager.name)
+        # If the user chose no reward, verl's reward manager fills only the column `environment`. The agent loop fills the rest.
+        used_columns = self.own_columns if self.user_chose_reward else self.own_columns & {"environment"}
+        self.own_manager = None
+        if user_manager is not None and used_columns:
+            user_config = copy.deepcopy(config)
+            with open_dict(user_config):
+                user_config.reward.reward_manager = user_manager
+            self.own_manager = load_reward_manager(user_config, tokenizer, **router)
         # A new thread has its own context variables, so `REWARD_WORKERS` is set there.
         self._thread = ThreadPoolExecutor(1, "spanwise-reward", REWARD_WORKERS.set, (int(config.reward.num_workers),))
 
@@ -170,17 +177,3 @@ def _mark_rewards(read_batch: ReadBatch, scheme: Scheme) -> float:
     if sums_turn_rewards or any(len(rewards) > 1 for rewards in rewards_m):
         return math.nan
     return float(zlib.crc32(repr([sorted(rewards) for rewards in rewards_m]).encode()))
-
-
-def _own_manager(config: Any, used_columns: set[str], tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load verl's reward manager. Return None if the recipe does not use it."""
-    manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
-    if manager_config is None or not used_columns:
-        return None
-    # If the user chose no reward, verl's reward manager fills only the column `environment`. The agent loop fills the rest.
-    if not user_chose_reward(config, manager_config.name) and "environment" not in used_columns:
-        return None
-    user_config = copy.deepcopy(config)
-    with open_dict(user_config):
-        user_config.reward.reward_manager = manager_config
-    return load_reward_manager(user_config, tokenizer, **router)
