@@ -356,29 +356,6 @@ def scheme(name, folder):
     return scheme_at(path, longest=64)
 
 
-def judged(folder, rows):
-    """The recipe `blocks` with a judge in the place of `correct`: its server is gone, and its cache knows these rows."""
-    from judge_server import Server, verdict
-    from spanwise.recipe import scheme_at
-
-    def recipe(url):
-        options = (
-            f"{{model: m, base_url: '{url}', cache: {folder}/verdicts.sqlite, prompt: '{{{{ answer }}}} {{{{ part }}}}'}}"
-        )
-        judge = f"{{reward: judge, name: correct, pays: [solution], options: {options}}}"
-        return RECIPES["waits"].replace("{reward: 'conformance:right', name: correct, pays: [solution]}", judge)
-
-    def answer(part, request, times):
-        gold = request["messages"][-1]["content"].partition(" <part")[0]
-        return verdict("yes" if f"<answer>{gold}</answer>" in part else "no")
-
-    with Server(answer).serving() as server:
-        path = Path(folder) / "judged.yaml"
-        path.write_text(recipe(server.url))
-        by_pipeline(rows, scheme_at(path, longest=64))
-    return recipe("http://127.0.0.1:9/v1")
-
-
 def by_pipeline(rows, rule):
     """Return the advantages of rows as unpadded float64 lists; every adapter must give exactly these."""
     import torch

@@ -1,17 +1,12 @@
 """The shape of every test here: a check that holds for spanwise and does not hold for the mistake as it was made elsewhere."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import pytest
 
 from helpers import assert_close
 from spanwise import SpanwiseError
 
-Variant = TypeVar("Variant")
 
-
-def catches(check: Callable[[Variant], object], ours: Variant, faulty: Variant):
+def catches(check, ours, faulty):
     """`check(ours)` passes, and `check(faulty)` fails: the test could have found the fault."""
     check(ours)
     with pytest.raises(AssertionError):

@@ -302,7 +302,7 @@ def test_f21_advantages_are_no_mask(unchecked_shapes):
     reward_nt, value_nt = double([[0, 1]]), double([[0.5, 0.5]])
     catches(
         refuses,
-        lambda: gae(reward_nt, value_nt, value_nt),  # type: ignore[arg-type]
+        lambda: gae(reward_nt, value_nt, value_nt),
         lambda: textbook_gae(reward_nt, value_nt, value_nt, 0.95, skips=True),
     )
 

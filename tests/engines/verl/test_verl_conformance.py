@@ -35,9 +35,9 @@ def carried(folder, recipe, rollouts):
     return rows, by_dtype, manager.scheme
 
 
-def check(folder, name, rollouts, expected, *, recipe=None, of=lambda values: values):
+def check(folder, name, rollouts, expected, *, of=lambda values: values):
     """The rollouts get the advantages of the file, and in float64 those of the pipeline to the last bit."""
-    rows, by_dtype, rule = carried(folder, recipe or conformance.RECIPES[name], rollouts)
+    rows, by_dtype, rule = carried(folder, conformance.RECIPES[name], rollouts)
     conformance.assert_rows(by_dtype[torch.float32], expected)
     conformance.assert_rows(by_dtype[torch.float64], expected, 1e-12)
     rows = conformance.expected(name)[0] if "turns" in rows[0] else rows
@@ -48,11 +48,6 @@ def check(folder, name, rollouts, expected, *, recipe=None, of=lambda values: va
 def test_blocks(tmp_path, name):
     rows, expected = conformance.expected(name)
     check(tmp_path, name, [[row] for row in rows], expected)
-
-
-def test_a_judge_from_its_cache(tmp_path):
-    rows, expected = conformance.expected("blocks")
-    check(tmp_path, "blocks", [[row] for row in rows], expected, recipe=conformance.judged(tmp_path, rows))
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])

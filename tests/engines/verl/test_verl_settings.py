@@ -76,11 +76,10 @@ def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
 
 
 def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
-    critic = ["critic.enable=True", "critic.model.path=x", "algorithm.lam=0.9"]
+    critic = ["critic.enable=True", "critic.model.path=x", "algorithm.lam=0.9", "algorithm.gamma=0.8"]
     with pytest.warns(UserWarning, match="lam=0.9 sets"):
-        assert prepare(config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", ""))).scheme.options == {"lam": 0.9}
-    both = config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", "options: {lam: 0.9}\n"))
-    assert prepare(both).scheme.options == {"lam": 0.9}
+        scheme = prepare(config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", "options: {gamma: 0.8}\n"))).scheme
+    assert scheme.options == {"lam": 0.9, "gamma": 0.8}
     with pytest.warns(UserWarning, match="lam=0.9 has no effect, as neither method 'bae'"):
         prepare(config_of(tmp_path, "algorithm.lam=0.9"))
 
