@@ -1,6 +1,6 @@
 """A whole run whose test is killed is interrupted, and Ray then takes its processes down."""
 
-import subprocess
+import multiprocessing
 import sys
 import time
 
@@ -17,15 +17,6 @@ try:
 except KeyboardInterrupt:
     Path("interrupted").touch()
 """
-PARENT = """
-import sys
-from pathlib import Path
-
-sys.path.insert(0, sys.argv[1])
-import run_verl
-
-run_verl.run(Path(sys.argv[2]), [], timeout=200, python=sys.argv[3])
-"""
 
 
 def wait_for(file):
@@ -36,12 +27,15 @@ def wait_for(file):
 
 
 def test_a_run_is_interrupted_when_its_test_is_killed(tmp_path):
-    (tmp_path / "verl").write_text(VERL.format(python=sys.executable))
-    (tmp_path / "verl").chmod(0o700)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, run_verl.HERE, tmp_path, tmp_path / "verl"])
+    verl = tmp_path / "verl"
+    verl.write_text(VERL.format(python=sys.executable))
+    verl.chmod(0o700)
+    options = {"timeout": 200, "python": str(verl)}
+    parent = multiprocessing.get_context("spawn").Process(target=run_verl.run, args=(tmp_path, []), kwargs=options)
+    parent.start()
     try:
         wait_for(tmp_path / "started")
     finally:
         parent.kill()
-        parent.wait()
+        parent.join()
     wait_for(tmp_path / "interrupted")
