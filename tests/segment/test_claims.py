@@ -1,43 +1,23 @@
 """Blocks of several segmenters: what a block says is what its tokens say, or a fault says why not."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from json_oracle import slow_json
 from oracles import owners_of_tokens
-from segment_small import segment, text_of
 from segmenter_oracles import Case, claimed
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.types import Fault
 
-A, B = "delimiters:<<...>>", "regex:x[^y]*y"
-MARKS = [A, "delimiters:[...]", B, "regex:[0-9]+", "json:price", "lines:", "sentences:", "tags:t", "tags:u"]
+MARKS = [
+    "delimiters:<<...>>", "delimiters:[...]", "regex:x[^y]*y", "regex:[0-9]+", "json:price", "lines:", "sentences:", "tags:t",
+    "tags:u",
+]  # fmt: skip
 WORDS = [
     "<<", ">>", "[", "]", "x", "y", "1", "2", " ", "\n", ". ", "é", '{"price": 1}', '{"price": ', "}", "<t>", "</t>", "<u>", "</u>",
 ]  # fmt: skip
-PARTLY = Fault.NESTED | Fault.MISSING
-
-
-@pytest.mark.parametrize(
-    ("blocks", "pieces", "owners", "contents", "fault"),
-    [
-        ({"a": A, "b": B, "rest": []}, ["<<", "1 ", "x2", ">>", " 3y", " end"], "aaaarr", {"a": "1 x2"}, PARTLY),
-        ({"a": A, "b": B, "rest": []}, ["<<", "x", "1y", "2>>", "."], "abbar", {"a": "x1y2", "b": "x1y"}, Fault.NONE),
-        # A tag has no end of its own: it ends with what it lies in, as long as what it says does.
-        ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1</t>", ".>>", "."], "abbbr", {"a": "<t>1</t>.", "b": "1"}, Fault(0)),
-        ({"a": "tags:t", "b": "tags:u", "n": "regex:[78]"}, ["<t>", "x", "</t>", "7", "<u>", "y", "</u>", "8"], "aaanbbbn",
-         {"a": "x", "b": "y"}, Fault(0)),
-    ],
-)  # fmt: skip
-def test_a_claim_keeps_its_bytes_and_its_text_or_is_not_there(blocks, pieces, owners, contents, fault):
-    names, text, wrong = segment(blocks, pieces)
-    assert "".join(name[0] for name in names) == owners
-    assert {name: text_of(text, name) for name in contents} == contents
-    assert [name for name in ("a", "b") if text[name] is None] == [name for name in ("a", "b") if name not in contents]
-    assert wrong == fault
 
 
 def slow_claims(case):

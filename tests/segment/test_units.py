@@ -68,13 +68,6 @@ def test_low_probability_cuts_where_sae_does():
     assert owners(Layout({"s[*]": "low_probability:0.5"}, most=4), [0.9, 0.5, 0.4])[0] == [0, 0, 1]  # 0.5 is not below 0.5
 
 
-def test_units_of_tokens_keep_white_space():
-    ids, logp = torch.tensor([[*b"a \n b c"]]), torch.tensor([[1, 1, 1, 0.1, 1, 0.1, 1]]).log()
-    layout = Layout({"s[*]": "low_probability:0.2"}, most=3)
-    _, (text,) = find_blocks(ids, torch.ones_like(ids).bool(), layout=layout, vocabulary=BYTES, logp_nt=logp)
-    assert [text[f"s[{k}]"][f"s[{k}]"] for k in range(3)] == ["a \n", " b", " c"]
-
-
 def scheme(mark):
     return Scheme("bae", Layout({"s[*]": mark}, most=2), [Objective("environment", "s[0]")])
 

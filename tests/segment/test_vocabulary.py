@@ -57,17 +57,18 @@ def test_ordinary_added_tokens_of_sentencepiece_read_as_its_decoder_reads_them()
     assert PIECE_VOCABULARY.pieces[SENTENCEPIECE.convert_tokens_to_ids("</s>")] == b"</s>"
 
 
-def test_byte_level_pieces_that_are_not_in_its_alphabet_are_literal():
-    tokenizer = Tokenizer(models.WordLevel({"a b": 0, "Ġc": 1, "日本": 2}))
-    tokenizer.decoder = decoders.ByteLevel()
-    assert [tokenizer.decode([n]) for n in range(3)] == ["a b", " c", "日本"]
-    assert Vocabulary.from_tokenizer(tokenizer).pieces == (b"a b", b" c", "日本".encode())
-
-
-def test_metaspace_reads_as_spaces_and_keeps_the_leading_one():
-    tokenizer = Tokenizer(models.WordLevel({"▁So": 0, "▁4": 1}, unk_token="▁So"))
-    tokenizer.decoder = decoders.Metaspace()
-    assert Vocabulary.from_tokenizer(tokenizer).pieces == (b" So", b" 4")
+@pytest.mark.parametrize(
+    ("decoder", "pieces", "read"),
+    [
+        (decoders.ByteLevel(), ["a b", "Ġc", "日本"], ["a b", " c", "日本"]),  # what is not in its alphabet is literal
+        (decoders.Metaspace(), ["▁So", "▁4"], [" So", " 4"]),  # with the leading space, which `decode` drops
+    ],
+)
+def test_pieces_read_as_the_decoder_reads_them(decoder, pieces, read):
+    tokenizer = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(pieces)}, unk_token=pieces[0]))
+    tokenizer.decoder = decoder
+    assert [tokenizer.decode([n]).lstrip() for n in range(len(pieces))] == [text.lstrip() for text in read]
+    assert Vocabulary.from_tokenizer(tokenizer).pieces == tuple(text.encode() for text in read)
 
 
 def test_word_level_pieces_are_literal_and_holes_are_empty():
