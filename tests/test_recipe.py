@@ -1,11 +1,13 @@
 """Recipes: presets, round trips, and one sentence for everything that cannot work."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from spanwise import Layout, RecipeError
 from spanwise.credit import METHODS, grpo, rlcr
-from spanwise.recipe import answer_layout, load, resolved, scheme_of
+from spanwise.recipe import answer_layout, load, recorded_elsewhere, resolved, scheme_of
 from spanwise.tasks import task_shape
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
@@ -146,3 +148,81 @@ def test_what_is_read_off_a_recipe():
     tagged = load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]})
     assert tagged.answer_tags == {"answer": "x", "confidence": "confidence"}
     assert [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes] == ["laser"]
+
+
+PLAIN = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+CONSTANT, TIDY = f"{__name__}:constant", f"{__name__}:tidy"
+
+
+def constant(text, *, columns):
+    return [1] * len(text)
+
+
+def tidy(blocks, block=""):
+    return [1.0 for _ in blocks]
+
+
+def with_report(**report):
+    entries = [{"reward": "correct", "pays": "solution"}, {"reward": "brier", "pays": ["confidence"], **report}]
+    recipe = load(None, {"objectives": entries})
+    return recipe, scheme_of(recipe, PLAIN, 64)
+
+
+@pytest.mark.parametrize("given", ["correct", ["correct"], ["correct", "complete"], ["complete", CONSTANT, "correct"]])
+def test_given_is_read_and_written(given):
+    recipe, scheme = with_report(given=given, baseline="outcome")
+    assert scheme.objectives[1].given == (("correct",) if given == "correct" else tuple(given))
+    written = resolved(recipe, scheme)["objectives"]
+    assert written[1]["given"] == ("correct" if given == ["correct"] else given)
+    assert scheme_of(load(None, {"objectives": written}), PLAIN, 64).objectives == scheme.objectives
+
+
+def test_what_is_left_open_stays_open_and_functions_are_written_as_module_and_name():
+    recipe, scheme = with_report()
+    correct, report = resolved(recipe, scheme)["objectives"]
+    assert correct == {"reward": "correct", "pays": ["solution"], "weight": 1.0, "name": "correct"}
+    assert {"given", "baseline", "scale", "back_off", "if_missing", "options"}.isdisjoint(report)
+    recipe, scheme = with_report(given=["correct", "complete"], baseline="outcome", back_off=False)
+    assert resolved(recipe, scheme)["objectives"][1]["back_off"] is False
+    recipe, scheme = with_report(reward=TIDY)
+    assert scheme.objectives[1].reward is tidy
+    report = replace(scheme.objectives[1], given=("correct", constant), baseline="outcome")
+    written = resolved(recipe, replace(scheme, objectives=(scheme.objectives[0], report)))["objectives"][1]
+    assert (written["reward"], written["given"]) == (TIDY, ["correct", CONSTANT])
+
+
+def test_a_function_for_each_block_is_imported_unless_its_rewards_are_recorded():
+    recipe = load(None, {"objectives": [{"reward": TIDY, "each": "*"}]})
+    for recorded, reward in (([], tidy), (["other.solution"], tidy), (["tidy.confidence"], recorded_elsewhere)):
+        assert [o.reward for o in scheme_of(recipe, PLAIN, 64, recorded=recorded).objectives] == [reward] * 2
+
+
+def sees_one(solution_str, criteria=""):
+    return {"score": 1.0, "style": 0.5}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": {"sees": "part", "timeout": 1, "max_concurrent": 2}},
+        {"each": "*", "options": {"sees": "part"}},
+        {"each": "*", "criteria": "rubrics"},
+        {"key": "style"},
+    ],
+)
+def test_recorded_rewards_are_credited_whatever_says_how_their_function_was_called(fields):
+    recipe = load(None, {"objectives": [{"reward": f"{__name__}:sees_one", "pays": "solution", **fields}]})
+    recorded = ["sees_one", "sees_one.solution", "sees_one.confidence"]
+    objectives = scheme_of(recipe, PLAIN, 64, recorded=recorded, run_code=False).objectives
+    assert {objective.name for objective in objectives} <= set(recorded)
+
+
+def test_a_column_of_rubrics_is_no_path(tmp_path, monkeypatch):
+    """A folder beside the recipe may have the name of a column."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "rubric").mkdir(parents=True)
+    (tmp_path / "there" / "rubric.yaml").write_text("[It is short.]")
+    objective = "{{reward: judge, pays: [solution], criteria: {}, options: {{model: m}}}}"
+    for written, read in {"rubric": "rubric", "rubric.yaml": "there/rubric.yaml"}.items():
+        (tmp_path / "there" / "recipe.yaml").write_text(f"objectives: [{objective.format(written)}]")
+        assert load("there/recipe.yaml").objectives[0]["criteria"] == read

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from json_oracle import slow_json
 from oracles import owners_of_tokens
+from segment_small import segment, text_of
 from segmenter_oracles import Case, claimed
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
@@ -18,6 +19,13 @@ MARKS = [
 WORDS = [
     "<<", ">>", "[", "]", "x", "y", "1", "2", " ", "\n", ". ", "é", '{"price": 1}', '{"price": ', "}", "<t>", "</t>", "<u>", "</u>",
 ]  # fmt: skip
+
+
+def test_a_claim_that_reaches_out_of_another_one_is_not_there():
+    pieces = ["<<", "1 ", "x2", ">>", " 3y", " end"]
+    owners, text, fault = segment({"a": "delimiters:<<...>>", "b": "regex:x[^y]*y", "rest": []}, pieces)
+    assert owners == ["a"] * 4 + ["rest"] * 2
+    assert (text_of(text, "a"), text["b"], fault) == ("1 x2", None, Fault.NESTED | Fault.MISSING)
 
 
 def slow_claims(case):

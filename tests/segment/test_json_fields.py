@@ -43,6 +43,11 @@ def test_agrees_with_the_oracle_on_what_is_broken():
             assert (claimed, fault) == slow_json(data, layout), data
 
 
+def test_what_is_no_utf8_is_replaced():
+    claims, fault = claims_in(Layout(["a", "b"], segmenter="json"), b'{"a": "\xff\xe6", "b": "\\n\xff"}')
+    assert ([content for *_, content in claims], fault) == (["\ufffd\ufffd", "\n\ufffd"], 0)
+
+
 def value(draw, depth=0):
     kind = draw.randrange(7 if depth < 3 else 5)
     if kind < 5:
