@@ -1,6 +1,5 @@
 """Real tokenizers small enough to build in milliseconds, with tokens that straddle tags and characters."""
 
-import itertools
 import warnings
 
 import torch
@@ -9,22 +8,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 #: What a trained vocabulary merges: brackets with their neighbours, parts of tags, parts of characters.
 WORDS = [
     "So", "So ", "answer", "<answer", "<answer>", "</answer>", "</", ".</", "><", ">x", ">4", "confidence", "<confidence>",
     "</confidence>", "reasoning>", "analysis>", ">\n\n<", " <", "0.9", "4", "日本", "é<",
 ]  # fmt: skip
-
-
-def _characters() -> dict[int, str]:
-    """The byte-level alphabet, read from the library instead of from the code under test."""
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    table: dict[int, str] = {}
-    codes = [range(0x800), range(0x800, 0xD800, 0x400), range(0xE000, 0x10000, 0x400), range(0x10000, 0x110000, 0x8000)]
-    for code in itertools.chain(*codes):
-        table.update(zip(chr(code).encode(), split.pre_tokenize_str(chr(code))[0][0], strict=True))
-    return table
 
 
 def _merges(words: list[list[str]], vocab: dict[str, int]) -> list[tuple[str, str]]:
@@ -38,9 +28,8 @@ def _merges(words: list[list[str]], vocab: dict[str, int]) -> list[tuple[str, st
 
 def byte_level(*, special: tuple[str, ...] = (), tokens: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     """Byte-level BPE as GPT-2, Qwen and Llama 3 have it, with merges that cut characters ("日" + a byte of "本")."""
-    characters = _characters()
-    unused = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(characters.values()))  # bytes that UTF-8 never has
-    vocab = {character: n for n, character in enumerate([*(characters[byte] for byte in sorted(characters)), *unused])}
+    characters = bytes_to_unicode()  # the library's alphabet, not that of the code under test
+    vocab = {characters[byte]: byte for byte in range(256)}
     words = [[characters[byte] for byte in word.encode()] for word in [*WORDS, "<|end|>"]]
     backend = Tokenizer(models.BPE(vocab=vocab, merges=_merges(words, vocab)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -76,10 +76,7 @@ class ReadingProgress:
 
 
 def delimited_names(file: Path) -> tuple[list[str], str]:
-    """Return the column names of a CSV or TSV file, and its delimiter.
-
-    If the heading of a CSV file has no comma, `;` or a tab stands between cells.
-    """
+    """Return the column names of a CSV or TSV file, and its delimiter: a comma, else `;`, else a tab."""
     with readable(file), file.open("rb") as stream:
         byte_lines = iter(partial(stream.readline, 2**20), b"")  # no CSV heading is longer than 1 MiB, so limit each line
         heading = next((line for line in byte_lines if line.strip()), b"")

@@ -119,10 +119,7 @@ def is_first_rank() -> bool:
 
 
 class RunFolder:
-    """Writes the files of a run into its folder.
-
-    Nothing is written before `begin`. Only the files and folders in `writes` are ever removed.
-    """
+    """Writes the files of a run into its folder, from `begin` on. Only what `writes` names is ever removed."""
 
     def __init__(self, path: str | Path, *, writes: Sequence[str] = WRITES) -> None:
         self.path, self.writes = Path(path), tuple(writes)
@@ -135,10 +132,7 @@ class RunFolder:
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Remove the files of an earlier run, and write the recipe and the metrics so far.
-
-        A run that resumes from `step` removes only the results and the rollout files of later steps.
-        """
+        """Remove the files of an earlier run (or of steps after `step`), and write the recipe and the metrics so far."""
         with writing(self.path, f"The output folder '{self.path}'"):
             for result_path in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if result_path.is_dir() and not result_path.is_symlink():

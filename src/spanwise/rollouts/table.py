@@ -259,16 +259,13 @@ def finite(value: Any) -> float | None:
 
 
 def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """Select the columns that hold rewards.
-
-    They have numbers or missing values, and at least one finite number. An entry without a finite number gets
-    the status UNSCORED, because a file does not say whether the block was absent.
-    """
+    """Select the columns of numbers and missing values that have at least one finite number, as rewards."""
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         reward_floats = [finite(value) for value in values]
         are_numbers = all(_is_number_or_none(value) or is_number_text(value) for value in values)
         if are_numbers and any(value is not None for value in reward_floats):
+            # A file does not say whether the block of a missing reward was absent.
             rewards[name] = Reward.of(reward_floats, status=[Status.UNSCORED] * len(reward_floats))
     return rewards
 

@@ -42,10 +42,7 @@ class Trace:
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a message (a node) in a trace, with numbers per token.
-
-    The number is 0 for a token that no model sampled.
-    """
+    """The tokens of a message (a node) in a trace, with numbers per token: 0 for a token that no model sampled."""
 
     ids: list[int]
     mask: list[bool]
@@ -286,10 +283,7 @@ def _where(trace: Trace, i: int) -> str:
 
 
 def trace_rewards(trace: Trace) -> dict[str, Any]:
-    """Return the rewards and metrics of a trace. `reward` is the rewards' weighted sum, unless the trace has one.
-
-    The sum is None if no reward was scored. A trace that failed has no rewards: its trainer compares it with no other.
-    """
+    """Return the rewards and metrics of a trace. `reward` is the rewards' weighted sum, unless the trace has one."""
     rewards: dict[str, Any] = {}
     weighted_sum = 0.0
     is_scored = False
@@ -307,7 +301,7 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     trace_metrics = {name: value for name, value in object_field(trace.raw, "metrics").items() if name not in rewards}
     all_rewards = {**rewards, **trace_metrics}
     all_rewards.setdefault("reward", weighted_sum if is_scored else None)
-    # A trace with errors is `ok` if a later attempt succeeded.
+    # A failed trace is compared with no other. One with errors is `ok` if a later attempt succeeded.
     if trace.raw.get("errors") and not trace.raw.get("ok", False):
         return {name: value if isinstance(value, str) else None for name, value in all_rewards.items()}
     return all_rewards

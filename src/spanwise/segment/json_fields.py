@@ -91,13 +91,9 @@ class _Open:
     asks=lambda mark: [step for step in steps(mark) if isinstance(step, str)],
 )
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the fields of JSON objects. The rules are at the top of this module.
-
-    With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
-    its key to the next field's key.
-    """
+    """Find the fields of JSON objects. The rules are at the top of this module."""
     root_node = _build_node([(part, steps(part.mark)) for part in parts], layout)
-    starts_at_key = layout.rest is None
+    starts_at_key = layout.rest is None  # else the rest has the keys and the punctuation
     return lambda sample: _Scan(sample.text, root_node, starts_at_key).run()
 
 

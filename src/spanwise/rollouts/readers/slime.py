@@ -25,11 +25,7 @@ _ADVANTAGES = "spanwise_advantages"
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read slime's samples.
-
-    The rollout's number is the step, `group_index` the group, `label` the answer. A sample that slime
-    leaves out of the loss is compared and gets no credit.
-    """
+    """Read slime's samples. A sample that slime leaves out of the loss is compared and gets no credit."""
     samples = Collected()
     responses = _read_responses(files, samples, keep_ids=tokenizer is not None)
     if tokenizer is None:

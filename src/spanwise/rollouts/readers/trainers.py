@@ -88,10 +88,7 @@ _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verifiers' episodes. Each trained branch of a trace is a completion; a trace's branches are one rollout.
-
-    Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
-    """
+    """Read verifiers' episodes. Each trained branch of a trace is a completion; a trace's branches are one rollout."""
     branches = Collected()
     episode_errors: list[str | None] = []
     branch_texts = _read_branches(files, branches, episode_errors, keep_ids=tokenizer is not None)
