@@ -1,10 +1,8 @@
-"""The rule of a self-rewarding score: what is refused, each in one sentence, and where it stands in schemes and recipes."""
+"""The rule of a self-rewarding score: what is refused, each in one sentence, and where it stands in schemes."""
 
 import pytest
-import yaml
 
 from spanwise import Laser, Layout, Objective, RecipeError, Scheme
-from spanwise.recipe import load, resolved, scheme_of
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -57,12 +55,3 @@ def test_a_run_that_ends_before_the_loss_or_the_mixing_begins_is_refused():
         with pytest.raises(RecipeError, match="the run has only 10"):
             Laser("<unk>", **warmups).check_steps(10)
         Laser("<unk>", **warmups).check_steps(11)
-
-
-def test_a_recipe_written_out_is_the_same_scheme():
-    laser = {"token": "<unk>", "mix": 0.2, "self_rewarding_warmup": 3, "scale": "none"}
-    recipe = load(None, {"steps": 10, "laser": laser, "layout": dict(LAYOUT.blocks)})
-    scheme = scheme_of(recipe, LAYOUT, 32)
-    assert scheme.modes == (Laser(**laser),)
-    again = scheme_of(load(None, yaml.safe_load(yaml.safe_dump(resolved(recipe, scheme)))), LAYOUT, 32)
-    assert (again.modes, again.plain()) == (scheme.modes, scheme.plain())

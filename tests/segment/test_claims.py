@@ -13,11 +13,12 @@ from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.types import Fault
 
 MARKS = [
-    "delimiters:<<...>>", "delimiters:[...]", "regex:x[^y]*y", "regex:[0-9]+", "json:price", "lines:", "sentences:", "tags:t",
-    "tags:u",
+    "delimiters:<<...>>", "delimiters:[...]", "delimiters:$$...$$", "regex:x[^y]*y", "regex:[0-9]+", "json:price", "lines:",
+    "sentences:", "tags:t", "tags:u",
 ]  # fmt: skip
 WORDS = [
-    "<<", ">>", "[", "]", "x", "y", "1", "2", " ", "\n", ". ", "é", '{"price": 1}', '{"price": ', "}", "<t>", "</t>", "<u>", "</u>",
+    "<<", ">>", "[", "]", "$$", "x", "y", "1", "2", " ", "\n", ". ", "é", '{"price": 1}', '{"price": ', "}", "<t>", "</t>", "<u>",
+    "</u>",
 ]  # fmt: skip
 
 
@@ -83,7 +84,10 @@ def cases(draw):
     if draw(st.booleans()):
         cuts = range(len(data) + 1)  # a token per byte
     tokens = [data[start:stop] for start, stop in zip(cuts, list(cuts)[1:], strict=False)]
-    return Case(Layout(blocks), tokens, [False] * len(tokens), set(), [0.0] * len(tokens), list(range(len(tokens))))
+    opened = marks[0].partition(":")[2] if marks[0][-5:] == "...>>" and draw(st.booleans()) else None
+    return Case(
+        Layout(blocks, prefilled=opened), tokens, [False] * len(tokens), set(), [0.0] * len(tokens), list(range(len(tokens)))
+    )
 
 
 @settings(deadline=None, max_examples=250)

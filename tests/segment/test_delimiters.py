@@ -1,6 +1,6 @@
-"""`delimiters`, written out token by token, and `regex`: what a match says, and which of two counts.
+"""`regex`: what a match says, and which of two counts; `delimiters` that completions have instead of those of a layout.
 
-`tests/fuzz` holds both against oracles, also where signs are tokens of their own.
+`test_claims` and `tests/fuzz` hold both against oracles, also where signs are tokens of their own.
 """
 
 import sys
@@ -12,20 +12,6 @@ from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import census
 from spanwise.types import Fault
-
-
-def test_a_sign_that_opens_and_closes():
-    owners, text, fault = segment({"math": "delimiters:$$...$$", "rest": []}, ["So ", "$$", "x", "$$", " is", "$$", "y"])
-    assert (owners, text_of(text, "math")) == (["rest", *["math"] * 3, "rest", *["math"] * 2], "x")
-    assert fault == Fault.DUPLICATE | Fault.TRUNCATED
-
-
-def test_prefilled_starts_inside():
-    layout = Layout({"thinking": "delimiters:<think>...</think>", "rest": []}, prefilled="<think>...</think>")
-    owners, text, fault = segment(layout, ["2+2", "</think>", "4"])
-    assert (owners, text_of(text, "thinking"), fault) == (["thinking"] * 2 + ["rest"], "2+2", 0)
-    owners, text, fault = segment(layout, ["2+2"])
-    assert (owners, text_of(text, "thinking"), fault) == (["thinking"], None, Fault.TRUNCATED)
 
 
 def test_the_census_says_which_pairs_are_there_instead():

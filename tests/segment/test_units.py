@@ -12,7 +12,6 @@ from spanwise.engines.trl.trainer import AT_READ, PROVIDES
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.types import Fault
 
 
 @pytest.mark.parametrize(
@@ -49,23 +48,16 @@ def test_the_token_that_ends_a_turn_ends_its_line_and_no_unit_says_it(segmenter)
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
-def owners(layout, probabilities, mask=None):
-    """The block numbers of tokens that were sampled with these probabilities."""
-    logp = torch.tensor([probabilities]).log()
-    ids = torch.full(logp.shape, 97)
-    mask_nt = torch.ones_like(ids) if mask is None else torch.tensor([mask])
-    spans, _ = find_blocks(ids, mask_nt, layout=layout, vocabulary=BYTES, logp_nt=logp)
-    return spans.block_nt[0].tolist(), Fault(int(spans.fault_n))
-
-
 def test_low_probability_cuts_where_sae_does():
-    layout = Layout({"s[*]": "low_probability:0.2"}, most=8)
-    assert owners(layout, [0.9, 0.95, 0.1, 0.9, 0.15, 0.99]) == ([0, 0, 1, 1, 2, 2], 0)
-    logp = torch.rand(64, generator=torch.Generator().manual_seed(3)).tolist()
-    opens = SaeSegments().opens(torch.tensor([logp]).log(), torch.ones(1, 64, dtype=torch.bool))[0]
+    logp = torch.rand(1, 64, generator=torch.Generator().manual_seed(3)).log()
+    logp[0, 5] = torch.tensor(0.5).log()  # which is not below 0.5
+    is_all = torch.ones(1, 64, dtype=torch.bool)
+    opens = SaeSegments(0.5).opens(logp, is_all)[0]
+    assert not opens[5]
     opens[0] = False
-    assert owners(Layout({"s[*]": "low_probability:0.2"}, most=64), logp)[0] == opens.cumsum(0).tolist()
-    assert owners(Layout({"s[*]": "low_probability:0.5"}, most=4), [0.9, 0.5, 0.4])[0] == [0, 0, 1]  # 0.5 is not below 0.5
+    layout = Layout({"s[*]": "low_probability:0.5"}, most=64)
+    spans, _ = find_blocks(torch.full((1, 64), 97), is_all, layout=layout, vocabulary=BYTES, logp_nt=logp)
+    assert spans.block_nt[0].tolist() == opens.cumsum(0).tolist()
 
 
 def scheme(mark):
