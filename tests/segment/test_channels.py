@@ -17,18 +17,6 @@ OPENED = Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", m
 R, A = "reasoning", "answer"
 
 
-def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of_its_own():
-    pieces = [
-        "<think>", "a [TOOL_CALLS] <|channel|>final<|message|> </think", ">", "</think>", "4", "[TOOL_CALLS]", "<|im_end|>",
-    ]  # fmt: skip
-    owners, text, fault = segment(PLAIN, pieces, added=("<think>", "</think>", "<|im_end|>"))
-    assert owners == [R] * 4 + [A] * 3
-    assert (text[R][R], text[A][A]) == ("a [TOOL_CALLS] <|channel|>final<|message|> </think>", "4[TOOL_CALLS]")
-    assert fault == Fault.MISSING
-    owners, text, _ = segment(PLAIN, ["<thi", "nk>", "2", "</think>", "4", "<|im_end|>"], added=("<|im_end|>",))
-    assert (owners, text[R][R]) == ([R] * 4 + [A] * 2, "2")  # Qwen2.5 has no token for <think> and spells it
-
-
 @pytest.mark.parametrize("end", ["<think>\n", "[THINK]", "<|start|>assistant<|channel|>analysis<|message|>"])
 def test_a_prompt_that_opens_the_reasoning_and_a_layout_must_agree(end):
     check_prefilled(end, OPENED)

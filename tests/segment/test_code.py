@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from segment_small import claims_in, segment
+from segment_small import claims_in
 from spanwise.layout import Layout
 from spanwise.types import Fault
 
@@ -49,18 +49,6 @@ def test_the_mark_that_is_named_first_has_what_two_match():
     blocks = {"f[*]": "code:python.function", "s[*]": "code:python.statement"}
     assert [block for block, _, _ in claims_of(text, blocks)[0]] == ["f[0]", "s[0]"]
     assert [block for block, _, _ in claims_of(text, dict(reversed(blocks.items())))[0]] == ["s[0]", "s[1]"]
-
-
-def test_what_lies_inside_has_its_own_tokens():
-    owners, texts, fault = segment(
-        {"class": "code:python.class", "method": "code:python.function", "rest": []},
-        ["# A\n", "class A:\n", "  x = 1\n", "  def", " m(): pass", "\n  y = 2", "\n"],
-    )
-    # the blank before `def` is the class's, and so is the token that it is in
-    assert owners == ["rest", "class", "class", "class", "method", "class", "rest"]
-    assert texts["method"]["python.function"] == "def m(): pass"
-    assert texts["class"]["python.class"] == "class A:\n  x = 1\n  def m(): pass\n  y = 2"
-    assert fault == 0
 
 
 @pytest.mark.parametrize(

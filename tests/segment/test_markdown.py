@@ -56,11 +56,6 @@ def test_a_block_per_section():
     assert [block for block, _ in sections_of("# A\n# Plan\n# B\n", layout)[0]] == ["other[0]", "plan", "other[1]"]
 
 
-def test_a_section_inside_takes_its_bytes_out_of_the_outer_one():
-    pieces = ["Hm.\n", "# Plan\n", "a\n", "## Answer\n", "b\n", "## More\n", "c\n", "# End\n"]
-    assert segment(PLAN, pieces)[0] == ["rest", "plan", "plan", "answer", "answer", "plan", "plan", "rest"]
-
-
 LINES = [
     "# A", "## B ##", "### C #", "#", "# ", "#D", "   # E", "    # no", "####### no", "x", "", "", "```", "````", "~~~", "~~~ py",
     "```py", "`` `", "``` a`b", "  ```", "   ~~~~", "```` ", "# é#", "# a # b", "\\# x", "# x\\",
