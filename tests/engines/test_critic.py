@@ -90,21 +90,14 @@ def test_the_trunk_is_the_policys_in_float32_with_adapters_merged_and_the_policy
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"epochs": 3, "value_clip": 0.05, "gradient_checkpointing": True},
-        {"gae_lambda_value": 0.7, "weight_decay": 0.1, "max_grad_norm": 0.1},
-    ],
+    [{}, {"epochs": 3, "value_clip": 0.05}, {"gae_lambda_value": 0.7, "weight_decay": 0.1, "max_grad_norm": 0.1}],
     ids=["plain", "clipped", "lambda"],
 )
 @pytest.mark.parametrize("names", [("return",), TWO], ids=["one", "two"])
 def test_the_fit_is_the_one_written_out(options, names):
     config = CriticConfig(learning_rate=1e-2, **options)
     rows, streams = small.question(completions=12, names=names)
-    critic = small.critic(config, names=names, micro_batch=5)
-    checkpoints = [getattr(layer, "gradient_checkpointing", False) for layer in critic.model.modules()]
-    assert any(checkpoints) == config.gradient_checkpointing
-    plain = small.critic(replace(config, gradient_checkpointing=False), names=names)
+    critic, plain = (small.critic(config, names=names, micro_batch=5) for _ in range(2))
     for either in (critic, plain):  # a head of zeros says one value everywhere, which would hide much
         torch.manual_seed(3)
         for parameter in small.head(either):
@@ -118,6 +111,19 @@ def test_the_fit_is_the_one_written_out(options, names):
         want, prefix = critic_error(first[..., s], targets, streams.mask_snt[s]), f"{name}/" if names == TWO else ""
         assert {key: result.metrics[f"critic/{prefix}{key}"] for key in want} == pytest.approx(want, abs=1e-4)
     torch.testing.assert_close(small.state(critic.model), small.state(plain.model), atol=3e-5, rtol=0)
+
+
+def test_micro_batches_and_gradient_checkpointing_change_nothing():
+    ends = []
+    for micro_batch, checkpointing in ((64, False), (5, True)):
+        config = CriticConfig(learning_rate=1e-3, epochs=2, head="hl_gauss", gradient_checkpointing=checkpointing)
+        critic = small.critic(config, micro_batch=micro_batch)
+        result = small.learn(critic, *small.question(completions=12))
+        assert any(getattr(layer, "gradient_checkpointing", False) for layer in critic.model.modules()) == checkpointing
+        ends.append((result.value_nts, small.state(critic.model)))
+    (whole_nts, whole), (parts_nts, parts) = ends
+    torch.testing.assert_close(parts_nts, whole_nts, atol=1e-6, rtol=0)
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", small.TRUNKS)  # gpt2 counts positions from 0, the others from token to token

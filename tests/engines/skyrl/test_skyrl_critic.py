@@ -94,6 +94,25 @@ def test_advantages_and_returns_are_those_of_loops(data, layout, name):
     assert torch.equal(batch["values"][trained_nt], before[trained_nt])
 
 
+def test_without_an_inner_mask_it_is_skyrls_own_gae(data):
+    """SkyRL's recursion counts every token as a step and whitens; without an inner mask both agree, returns included."""
+    output, uids = generated("flat")
+    output["loss_masks"] = [[1] * len(mask) for mask in output["loss_masks"]]
+    settings = {"advantage_estimator": "gae", "gamma": 0.9, "lambd": 0.7}
+    changes = {f"trainer.algorithm.{name}": value for name, value in settings.items()}
+    skyrls = small.trainer(config(data, None, layout="flat", **changes))
+    theirs, _ = small.up_to_values(skyrls, output, uids)
+    expected = skyrls.compute_advantages_and_returns(theirs)
+    recipe = recipe_of("gae", gamma=0.9, lam=0.7, whiten=True, critic={"gae_lambda_value": 0.7})
+    trainer = small.trainer(config(data, recipe, layout="flat"))
+    ours, _ = small.up_to_values(trainer, output, uids)
+    trainer.compute_advantages_and_returns(ours)
+    mask_nt = expected["response_mask"] > 0
+    found_nt = trainer.last_advantages * mask_nt.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(found_nt[mask_nt], expected["advantages"][mask_nt], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours["returns"][mask_nt], expected["returns"][mask_nt], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("poison", [1e9, float("nan")])
 @pytest.mark.parametrize("layout", ["flat", "merged"])
 @pytest.mark.parametrize("method", ["gae", "sae"])

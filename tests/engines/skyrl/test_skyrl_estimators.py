@@ -32,6 +32,23 @@ def called(name, reward_nt, mask_nt, index, **changes):
 REWARD = torch.zeros(6, 3)
 REWARD[:, 2] = torch.tensor([1.0, 0.0, 0.0, 4.0, 2.0, 5.0])
 UIDS = ["7", "7", "7", "9", "9", "11"]
+BY_HAND = {
+    "rloo": [1.0, -0.5, -0.5, 2.0, -2.0, 0.0],
+    "dr_grpo": [2 / 3, -1 / 3, -1 / 3, 1.0, -1.0, 0.0],
+    "maxrl": [2.0, -1.0, -1.0, 1 / 3, -1 / 3, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_flat_and_stepwise_arguments_by_hand(name):
+    flat = called(f"spanwise_{name}", REWARD, torch.tensor([[0, 1, 1]] * 6), list(UIDS))
+    rows = called(f"spanwise_{name}", REWARD, torch.ones(6, 3), np.array(UIDS))
+    for adv_nt, returns_nt in (flat, rows):
+        assert adv_nt[:, 2].tolist() == pytest.approx(BY_HAND[name], abs=1e-5)
+        assert torch.equal(adv_nt, returns_nt)
+        assert adv_nt.dtype == torch.float32
+    assert (flat[0][:, 0] == 0).all()
+    assert torch.equal(rows[0][:, 0], rows[0][:, 2])
 
 
 @pytest.fixture
@@ -59,10 +76,8 @@ def test_padding_changes_nobody(name):
 
 
 def test_a_prompt_whose_id_begins_like_padding_is_a_prompt():
-    adv_nt, returns_nt = called("spanwise_rloo", REWARD[:2], torch.ones(2, 3), ["padlock", "padlock"])
+    adv_nt, _ = called("spanwise_rloo", REWARD[:2], torch.ones(2, 3), ["padlock", "padlock"])
     assert adv_nt[:, 0].tolist() == [1.0, -1.0]
-    assert torch.equal(adv_nt, returns_nt)
-    assert adv_nt.dtype == torch.float32
 
 
 def test_registering_again_does_nothing():
@@ -125,7 +140,7 @@ def test_a_fresh_worker_of_ray_has_them():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         ppo_utils.sync_registries()
-        assert ray.get(rloo_of.remote(REWARD)) == [1.0, -0.5, -0.5, 2.0, -2.0, 0.0]
+        assert ray.get(rloo_of.remote(REWARD)) == BY_HAND["rloo"]
     finally:
         ray.shutdown()
         AdvantageEstimatorRegistry._ray_actor = None
