@@ -75,7 +75,7 @@ def test_intervals_come_from_the_same_prompts():
     _, narrow_low, narrow_high = measured.interval("a", 4, "rmse", level=0.5)
     assert low < min(value, narrow_low) <= max(value, narrow_high) < high
     assert narrow_low < narrow_high
-    wide = measure_fidelity(rolled(10, 8, 8), group_sizes=[4], draws=400).interval("outcome", 4, "rmse")
+    wide = measure_fidelity(rolled(10, 8, 8), group_sizes=[4], resamples=4, draws=400).interval("outcome", 4, "rmse")
     assert wide[2] - wide[1] > high - low
 
 

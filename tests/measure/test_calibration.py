@@ -1,6 +1,7 @@
 """Calibration figures, bins and their table against hand-worked numbers, loops and scikit-learn."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from helpers import NAN
+from helpers import NAN, double
 from measure_small import on_rows, reports
 from oracles import slow_ece
 from spanwise.errors import AlignmentError, RecipeError
@@ -70,9 +71,13 @@ def test_what_is_no_report_is_refused(q, c, names, unchecked_shapes):
 
 @given(REPORTS, BINNINGS)
 @settings(max_examples=80, deadline=None)
-def test_the_table_says_what_the_ece_says(pairs, binning):
+def test_the_table_says_what_the_ece_says_and_leaves_out_what_is_not_known(pairs, binning):
     q, c = columns(pairs)
-    rows = reliability(q, c, **binning)  # each completion is in one bin
+    more = torch.cat([q, double([NAN, 0.5])]), torch.cat([c, double([1.0, NAN])])
+    rows = reliability(*more, prompts=range(len(pairs) + 2), **binning)  # each completion is in one bin
+    borders = [number / binning.get("bins", 10) for number in range(binning.get("bins", 10) + 1)]
+    assert {(row["low"], row["high"]) for row in rows} <= {*pairwise(borders), (1.0, 1.0)}
+    assert all(row["low"] - 1e-9 <= row["confidence"] <= row["high"] + 1e-9 and row["count"] for row in rows)
     size = sum(row["count"] * abs(row["accuracy"] - row["confidence"]) for row in rows)
     assert size / len(q) == pytest.approx(ece(q, c, **binning), abs=1e-12)
 
@@ -137,17 +142,6 @@ def test_borders_in_16_bits_and_in_whole_numbers(dtype, unchecked_shapes):
         table = reliability(confidence_n, torch.ones(10, dtype=dtype))
         assert [row["low"] for row in table] == [low / 10 for low in lows]
     assert ece(torch.tensor([1, 0, 1]), torch.tensor([1, 0, 0])) == pytest.approx(1 / 3)
-
-
-def test_borders_of_the_table_which_leaves_out_what_is_not_known():
-    q = torch.tensor([0.0, 0.25, 0.5, 0.99, 1.0, 0.5, torch.nan])
-    c = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, torch.nan, 1.0])
-    rows = reliability(q, c, bins=4, prompts=list("abcdefg"))
-    lows, highs = [0.0, 0.25, 0.5, 0.75, 1.0], [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert [(row["low"], row["high"], row["count"]) for row in rows] == [
-        (*pair, 1) for pair in zip(lows, highs, strict=True)
-    ]
-    assert [row["low"] for row in reliability(q[2:3], c[2:3], bins=4)] == [0.5]  # empty bins are no rows
 
 
 def test_reliability_intervals_are_wilsons():

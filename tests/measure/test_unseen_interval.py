@@ -37,19 +37,6 @@ def test_means_between_against_dirichlet_weights():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("p", "prompts"), [(0.99, 100), (0.97, 100), (0.99, 50), (0.99, 300)])
-def test_coverage_of_a_policy_that_says_1(p, prompts):
-    """Whole prompts are right or wrong, so the number of wrong ones is binomial and the coverage needs no trials."""
-    coverage = dict.fromkeys(("accuracy", "brier"), 0.0)
-    for wrong in range(12):
-        c = (torch.arange(prompts) >= wrong).double()
-        intervals = evaluated(torch.ones_like(c), c, range(prompts), resamples=200, seed=wrong)
-        for figure, truth in (("accuracy", p), ("brier", 1 - p)):
-            coverage[figure] += stats.binom.pmf(wrong, prompts, 1 - p) * (not intervals[figure].excludes(truth))
-    assert min(coverage.values()) >= 0.93
-
-
-@pytest.mark.long
 def test_coverage_of_the_auroc_where_few_prompts_err():
     """The policy states .9 or 1 at random and is right 95 % of the time, so the true AUROC is .5."""
     generator, covered = torch.Generator().manual_seed(0), 0
