@@ -17,6 +17,28 @@ FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
+#: Texts and lines with too little contrast by WCAG with all that is painted behind them, each colour over the one before.
+CONTRAST = """
+const pixel = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+const light = (colours) => {
+  for (const colour of colours) { pixel.fillStyle = colour; pixel.fillRect(0, 0, 1, 1); }
+  return [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3).map((v) => v / 255)
+    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0); };
+const behind = (e) => e ? [...behind(e.parentElement), getComputedStyle(e).backgroundColor] : ['white'];
+const found = [];
+const look = (e, ink, least, name) => {
+  const [a, b] = [light(behind(e)), light([...behind(e), ink])].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+  if (ratio < least) found.push([name, e.tagName, ratio]); };
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+for (let node; (node = walker.nextNode());) {
+  const e = node.parentElement, style = getComputedStyle(e);
+  if (!node.data.trim() || e.closest('script, style, noscript, template, [hidden]') || !e.getClientRects().length) continue;
+  const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+  look(e, e.closest('svg') ? style.fill : style.color, large ? 3 : 4.5, node.data.trim().slice(0, 40)); }
+for (const e of document.querySelectorAll(arguments[0])) look(e, getComputedStyle(e).stroke, 3, e.getAttribute('class'));
+return found;
+"""
 
 
 class Browser:
@@ -46,6 +68,10 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
+
+    def hard_to_see(self, lines: str = ".no-lines") -> list[list[Any]]:
+        """Return the texts of the page, and the lines of this selector, that have too little contrast."""
+        return self.run(CONTRAST, lines)
 
     def wait(self, script: str, *, seconds: float = 10.0) -> Any:
         """Wait until a script returns something true, and return it."""

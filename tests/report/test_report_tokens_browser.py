@@ -341,38 +341,17 @@ def test_rare_tokens_are_read_too(browser):
     assert [token(browser, t).text for t in (0, 1)] == ["w60000", "w0"]
 
 
-def luminance(channels):
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-# Draws a colour over the page's own background and reads the pixel.
-PIXEL = """
-const context = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d');
-for (const colour of arguments) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
-return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map(x => x / 255);
-"""
-
-
 @pytest.mark.parametrize("theme", ["light", "dark", "dark by choice", "light by choice"])
 def test_contrast_is_enough_in_light_and_dark(browser, theme):
     opened(browser, row(["u", "v", "w", "x", "y"], [1.0, -1.0, 0.3, -0.3, 0.0], probabilities=[0.001, 0.5, 0.9, 1.0, 0.2]),
            dark=theme in ("dark", "light by choice"))  # fmt: skip
     if "choice" in theme:
         browser.run("document.documentElement.dataset.theme = arguments[0]", theme.split()[0])
-    ground = style(browser, browser.one("body"), "background-color")
-    assert (luminance(browser.run(PIXEL, ground)) < 0.1) == ("dark" in theme)
-    read = ".token, .token-head, .token-facts li, .token-count, label"
+    light = browser.run("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] > 128")
+    assert light != ("dark" in theme)
     for kind in ("credit", "probability"):
         choose(browser, "colour", kind)
-        pairs = browser.run(f"""
-          const pixel = (...colours) => (function () {{ {PIXEL} }})(...colours);
-          return [...document.querySelectorAll('{read}')].map((e) => getComputedStyle(e))
-            .map((style) => [pixel('{ground}', style.backgroundColor), pixel(style.color)]);
-        """)
-        assert len(pairs) > 10
-        for over, ink in (map(luminance, pair) for pair in pairs):
-            assert (max(over, ink) + 0.05) / (min(over, ink) + 0.05) >= 4.5
+        assert browser.hard_to_see() == []
 
 
 def test_a_phone_stacks_the_two_methods(browser):
@@ -581,7 +560,4 @@ def test_a_phone_shows_it_whole_and_nothing_lies_over_it(browser, dark):
     assert 0 <= top < bottom
     assert above < below
     assert bottom <= above or below <= top  # what is said lies beside the line, never on it
-    ground = browser.run(PIXEL, style(browser, browser.one("body"), "background-color"))
-    for name in ("line", "ticks", "cursor"):
-        ink = luminance(browser.run(PIXEL, style(browser, chart.find_element("css selector", f".token-{name}"), "stroke")))
-        assert (max(luminance(ground), ink) + 0.05) / (min(luminance(ground), ink) + 0.05) >= 3
+    assert browser.hard_to_see(".token-course path") == []
