@@ -5,9 +5,9 @@ import json
 import re
 import zlib
 from functools import cache
-from html.parser import HTMLParser
 
 import torch
+from bs4 import BeautifulSoup, NavigableString
 
 from helpers import NAN, double
 from spanwise.fidelity.page import fidelity_report
@@ -144,50 +144,19 @@ def decoded(column, n):
     return [column["words"][point - 32 - (2048 if point > 0xDFFF else 0)] for point in points]
 
 
-class Page(HTMLParser):
-    """What an HTML parser sees: elements, texts by the element they stand in, scripts."""
+class Page:
+    """What an HTML parser sees: elements, scripts, texts, cells of tables."""
 
     def __init__(self, html):
-        super().__init__()
-        self.elements, self.scripts, self.cells, self._texts, self._open = [], [], [], [], []
-        self._apart, self._in_term = True, False  # a term of the glossary stands inside a text and does not end it
-        self.feed(html)
-        self.close()
-        self.texts = [text.strip() for text in self._texts]
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if dict(attrs).get("class") == "term":
-            self._in_term = True
-            return
-        self._apart = True
-        if tag not in ("meta", "link", "path", "br", "input"):
-            self._open.append(tag)
-        if tag == "script":
-            self.scripts.append((dict(attrs), ""))
-        if tag == "tr":
-            self.cells.append([])
-        if tag in ("td", "th"):
-            self.cells[-1].append("")
-
-    def handle_endtag(self, tag):
-        if self._in_term:
-            self._in_term = False
-            return
-        self._apart = True
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        element = self._open[-1] if self._open else ""
-        if element == "script":
-            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
-        elif element != "style":
-            self._texts += [data] if self._apart else []
-            self._texts[-1] += "" if self._apart else data
-            self._apart = False
-            if element in ("td", "th"):
-                self.cells[-1][-1] += data
+        soup = BeautifulSoup(html, "html.parser", multi_valued_attributes=None)
+        self.elements = [(tag.name, tag.attrs) for tag in soup.find_all(True)]
+        self.scripts = [(tag.attrs, tag.string or "") for tag in soup.find_all("script")]
+        for term in soup.find_all(class_="term"):  # a term of the glossary stands inside a text and does not end it
+            term.unwrap()
+        soup.smooth()
+        # Scripts, styles and the declaration of the type are of other classes.
+        self.texts = [text.strip() for text in soup.find_all(string=True) if type(text) is NavigableString]
+        self.cells = [[cell.get_text() for cell in row.find_all(["td", "th"])] for row in soup.find_all("tr")]
 
     @property
     def text(self):
