@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from bs4 import BeautifulSoup
 
 from helpers import NAN
 from report_pages import RECIPE, Page, batch, compare_page, credit_page, fidelity_page, start, train_page
@@ -208,11 +209,8 @@ def test_two_methods_are_compared_by_the_signs_of_their_blocks_and_one_that_give
 
 def cards(html):
     """Label -> whether the card is marked, and all that it says."""
-    by_label = {}
-    for card in html.split('<dl class="headlines">')[1].split("</dl>")[0].split("<div")[1:]:
-        label = Page(card.split("<dt>")[1].split("</dt>")[0]).text
-        by_label[label] = ("wrong" if 'class="wrong"' in card else "", Page(f"<div{card}").text)
-    return by_label
+    found = BeautifulSoup(html, "html.parser").select("dl.headlines > div")
+    return {Page(str(card.dt)).text: (" ".join(card.get("class", ())), Page(str(card)).text) for card in found}
 
 
 def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():

@@ -31,15 +31,11 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,
     }  # fmt: skip
-    return {"counts": completion_counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
-
-
-def fidelity_rows(fidelity: Fidelity) -> list[Row]:
-    """Return every figure with its interval, by baseline and group size. Rows of `fidelity.json`."""
-    return [
+    figure_rows = [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
         for name, size, figure in product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     ]
+    return {"counts": completion_counts, "figures": figure_rows, "differences": difference_rows(fidelity)}
 
 
 def difference_rows(fidelity: Fidelity) -> list[Row]:
