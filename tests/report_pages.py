@@ -109,10 +109,10 @@ def view(completions, tokens=6, text="x"):
         half = tokens // 2
         credit = {"grpo": [0.5 - number % 2] * tokens, "bae": [0.25 * (number % 5)] * half + [-0.125] * (tokens - half)}
         words = [f"{text}{number * 7 % 50}.{t % 400} " for t in range(tokens)]
-        return TokenRow(
-            prompt=f"prompt {number // 4} {text}", tokens=words, advantages=credit,
-            spans={"solution": [(0, half)], "confidence": [(half, tokens)]}, rewards={"correct": 1.0}, statuses={"correct": "ok"},
-            fault="", values={"": [0.001 * (t % 100) for t in range(tokens)]}, probabilities=[0.5] * tokens, step=number // 64,
+        return token_row(
+            words, prompt=f"prompt {number // 4} {text}", advantages=credit, step=number // 64,
+            spans={"solution": [(0, half)], "confidence": [(half, tokens)]},
+            values={"": [0.001 * (t % 100) for t in range(tokens)]}, probabilities=[0.5] * tokens,
         )  # fmt: skip
 
     return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])

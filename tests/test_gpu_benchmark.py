@@ -14,12 +14,10 @@ from pages import DOCS
 from spanwise.recipe import load
 from spanwise.tasks.fields import FORM
 
-PAGE = DOCS / "gpu.md"
-
 
 def test_the_page_says_how_often_each_estimator_waits_at_any_size():
     row = r"^\| ([^|]+) \| (\d+)(?:, and (\d+) for each 32 completions)? \|"
-    waits_section = PAGE.read_text().partition("## How often")[2].partition("\n## ")[0]
+    waits_section = (DOCS / "gpu.md").read_text().partition("## How often")[2].partition("\n## ")[0]
     written = {name: (int(count), int(more or 0)) for name, count, more in re.findall(row, waits_section, re.M)}
     for size in ((32, 16), (64, 128)):
         batch = moved(Batch(*size), torch.device("cpu"))

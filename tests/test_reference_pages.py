@@ -134,17 +134,13 @@ BEGINNINGS = {"critic/x", "laser/x", "critic/", "laser/", "loss/avg_raw_advantag
 
 def find_logged(name):
     """Return the meaning of a logged name, with or without the `eval_` of an evaluation in training; None if it is not ours."""
-    plain = name.removeprefix("eval_")
-    named = {pattern: meaning for group in logged.GROUPS.values() for pattern, meaning in group.items()}
-    return named.get(plain) or next((meaning for pattern, meaning in named.items() if matches(pattern, plain)), None)
-
-
-def matches(pattern, name):
-    """Whether a name is one of a pattern's: parts in angle brackets stand for any name, as does that of one of several values."""
-    shape = re.sub(r"\\?<\w+\\?>", ".+", re.escape(pattern))
-    if pattern in logged.CRITIC:
-        shape = shape.replace("critic/", "critic/(.+/)?")
-    return re.fullmatch(shape, name) is not None
+    for pattern, meaning in (entry for group in logged.GROUPS.values() for entry in group.items()):
+        shape = re.sub(r"\\?<\w+\\?>", ".+", re.escape(pattern))
+        if pattern in logged.CRITIC:  # or of one of several values
+            shape = shape.replace("critic/", "critic/(.+/)?")
+        if re.fullmatch(shape, name.removeprefix("eval_")):
+            return meaning
+    return None
 
 
 def test_every_name_that_the_code_writes_is_explained_and_every_metric_of_the_page_written():

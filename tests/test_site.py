@@ -10,9 +10,7 @@ import pytest
 
 import concepts_pictures
 import site_links
-from pages import DOCS, ROOT
-
-PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from pages import DOCS, ROOT, blocks
 
 
 @pytest.mark.parametrize("module", ["docstrings", "reference_api", "reference_pages"])
@@ -31,7 +29,7 @@ def test_every_concept_has_a_sentence_a_picture_and_an_example():
     for name, text in concepts().items():
         assert f"**{name.lower()}**" in text.lower(), name
         assert f"](images/concepts-{name.lower().replace(' ', '-')}.svg)" in text, name
-        assert len(PYTHON.findall(text)) == 1, name
+        assert text.count("\n```python\n") == 1, name
     for name, picture in concepts_pictures.pictures().items():
         assert (DOCS / "images" / name).read_text(encoding="utf-8") == picture, "run python docs/_ext/concepts_pictures.py"
 
@@ -40,8 +38,7 @@ def test_the_concepts_print_what_the_page_says(unchecked_shapes):
     """Every `print(...)  # value` prints the value, which was worked out by hand from the rewards on the page."""
     namespace, promised, printed = {}, [], io.StringIO()
     with contextlib.redirect_stdout(printed):
-        for text in concepts().values():
-            code = PYTHON.findall(text)[0]
+        for code in blocks(DOCS / "concepts.md", "python"):
             promised += re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
             exec(compile(code, "docs/concepts.md", "exec"), namespace)
     assert printed.getvalue().splitlines() == promised
