@@ -293,13 +293,12 @@ def gaps_interval(
     if count < 2 or len(known_gap_rb) < 2 or math.isnan(ece_value):
         return Interval(ece_value, math.nan, math.nan, math.nan, level, count)
     noise_rb = known_gap_rb - gap_b
-    margin_below, margin_above = margins(gap_b, noise_rb, unseen_jb, run_sign_b, count=count, level=level, seed=seed)
-    ece_low, ece_high = ece_value - margin_below, ece_value + margin_above
+    ece_low, ece_high = bounds(gap_b, noise_rb, unseen_jb, run_sign_b, count=count, level=level, seed=seed)
     ece_r = (run_sign_b * known_gap_rb.abs()).sum(dim=1)
     return Interval(ece_value, max(ece_low, -1.0 if minus else 0.0), min(ece_high, 1.0), float(ece_r.std()), level, count)
 
 
-def margins(
+def bounds(
     gap_b: Float[Tensor, " b"],
     noise_rb: Float[Tensor, "r b"],
     unseen_jb: Float[Tensor, "2 b"],
@@ -309,7 +308,7 @@ def margins(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute how far the bounds of an ECE, or of a difference of two ECEs, lie below and above it."""
+    """Compute the bounds of an ECE or of a difference of two ECEs."""
     tail = (1 - level) / 2
     t_quantile = float(scipy.stats.t.isf(tail, count - 1))
     width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
@@ -330,8 +329,9 @@ def margins(
     lower_error_r = torch.where(run_sign_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
     has_unknown_sign_b = (gap_sign_b == 0) & is_single_run  # a gap that is measured as 0 may truly have either sign
     extra_noise_r = noise_rb[:, has_unknown_sign_b].abs().sum(dim=1)
+    ece_value = float((run_sign_b * gap_b.abs()).sum())
     margin_below = max(float(upper_error_r.quantile(1 - tail)), -float(upper_error_r.quantile(tail)))
     margin_above = max(
         float((lower_error_r + extra_noise_r).quantile(1 - tail)), -float((lower_error_r - extra_noise_r).quantile(tail))
     )
-    return width_factor * margin_below, width_factor * margin_above
+    return ece_value - width_factor * margin_below, ece_value + width_factor * margin_above
