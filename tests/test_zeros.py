@@ -19,7 +19,7 @@ def reading_of(reward_nm, status_nm, length_nk, fault_n=None):
     reward_nm = torch.tensor(reward_nm, dtype=torch.float64)
     n, m = reward_nm.shape
     status_nm = torch.tensor([[int(status) for status in row] for row in status_nm], dtype=torch.int8)
-    scores = Scores(("right", "said")[:m], reward_nm, status_nm, torch.full((n, m, 2), NAN, dtype=torch.float64))
+    scores = Scores(("right", "said", "more")[:m], reward_nm, status_nm, torch.full((n, m, 2), NAN, dtype=torch.float64))
     length_nk, fault_n = torch.tensor(length_nk), torch.tensor(fault_n or [0] * n)
     # A tool's token comes first in each row.
     rows = [torch.tensor([-1, *torch.arange(3).repeat_interleave(length_k)]) for length_k in length_nk]
@@ -81,6 +81,10 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     tally, *_ = explained(reading, rule, [0, 0, 1, 1])
     assert named(tally) == [("ERROR", "said"), ("SINGLETON", "said"), ("CREDITED", ""), ("CREDITED", "")]
     tally, *_ = explained(reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2), rule, [0, 0])
+    assert named(tally) == [("CANCELLED", "")] * 2
+    # A third objective that gives nothing is not the reason: the other two cancel each other all the same.
+    rule = Scheme("bae", LAYOUT, [*rule.objectives, Objective("format", "a", name="more")])
+    tally, *_ = explained(reading_of([[1, 1, 0], [0, 0, 0]], [[OK] * 3] * 2, [[1, 0, 0]] * 2), rule, [0, 0])
     assert named(tally) == [("CANCELLED", "")] * 2
 
 
