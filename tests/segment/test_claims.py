@@ -29,6 +29,13 @@ def test_a_claim_that_reaches_out_of_another_one_is_not_there():
     assert (text_of(text, "a"), text["b"], fault) == ("1 x2", None, Fault.NESTED | Fault.MISSING)
 
 
+def test_a_tag_inside_another_match_ends_with_it():
+    layout = {"a": "delimiters:[...]", "b": "tags:t", "c": "delimiters:$$...$$", "rest": []}
+    owners, _, fault = segment(layout, ["[", "<t>", "2", "</t>", "]", " 3 ", "$$", "4", "$$", " 5"])
+    assert owners == ["a", *"bbbb", "rest", *"ccc", "rest"]
+    assert fault == Fault.NONE
+
+
 def slow_claims(case):
     """All claims (part, start, stop, end of what it must hold, what it says), those that begin first and reach furthest first."""
     layout, size, fault, every = case.layout, len(case.data), 0, []

@@ -48,6 +48,11 @@ def test_what_is_no_utf8_is_replaced():
     assert ([content for *_, content in claims], fault) == (["\ufffd\ufffd", "\n\ufffd"], 0)
 
 
+def test_a_raw_tab_is_text_beside_escapes_too():
+    claims, fault = claims_in(Layout(["a", "b"], segmenter="json"), b'{"a": "x\ty", "b": "x\t\\u0079"}')
+    assert ([content for *_, content in claims], fault) == (["x\ty"] * 2, 0)
+
+
 def value(draw, depth=0):
     kind = draw.randrange(7 if depth < 3 else 5)
     if kind < 5:
