@@ -63,9 +63,9 @@ def test_broken_code_has_a_fault(text, fault):
 
 
 def test_a_broken_function_says_nothing():
-    claims, fault = claims_of("def f(:\n    return (1\n\ndef g():\n    return 2\n", {"f[*]": "code:python.function"})
-    assert fault
-    assert ("def g():\n    return 2" in [inner for _, _, inner in claims]) or all(inner is None for _, _, inner in claims)
+    broken, whole = "def f():\n    return 1 +", "def g():\n    return 2"
+    claims, fault = claims_of(f"{broken}\n\n{whole}\n", {"f[*]": "code:python.function"})
+    assert (claims, fault) == ([("f[0]", broken, None), ("f[1]", whole, whole)], Fault.NESTED)
 
 
 LINES = [
