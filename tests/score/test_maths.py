@@ -112,9 +112,11 @@ def test_a_process_that_dies_by_chance_costs_nothing():
         assert doomed.check([(ANY, "3")])[0].value == 1.0
 
 
-def test_an_answer_that_uses_up_the_memory_is_wrong():
-    with SchemaChecker(workers=1, memory=1) as starved:
-        (verdict,) = starved.check([(ANY, f'"{"x" * 10_000_000}"')])
+@pytest.mark.parametrize(("schema", "memory"), [(ANY, 1), ('{"pattern": "^(x|y)*$"}', 2**27)])
+def test_an_answer_that_uses_up_the_memory_is_wrong(schema, memory):
+    """It does when it is read, or when it is matched: a pattern keeps some hundred bytes for each letter."""
+    with SchemaChecker(workers=1, memory=memory) as starved:
+        (verdict,) = starved.check([(schema, f'"{"x" * 2_000_000}"')])
     assert (verdict.status, verdict.value) == (Status.BROKE, 0.0)
 
 
