@@ -16,8 +16,12 @@ COLD = 1e-4
 
 @pytest.fixture(scope="module")
 def tiny():
+    """A model that heeds all tokens before: with its first weights alone it would repeat the last one."""
     tokenizer = build_tokenizer()
-    return build_model(tokenizer, 0).eval(), tokenizer
+    model = build_model(tokenizer, 0).eval()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= 100
+    return model, tokenizer
 
 
 def test_continuations_stand_next_to_each_other_and_repeat(tiny):
@@ -29,6 +33,16 @@ def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     assert torch.equal(first, second)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not torch.equal(first, other)
+
+
+def test_a_sample_follows_from_its_whole_prompt_and_nothing_beside_it(tiny):
+    """Each token is the likeliest one of a forward pass over the prompt alone, without padding."""
+    model, tokenizer = tiny
+    prompts = ["7+3*4-2+1-5=", "2="]
+    ids_nt, _ = sample(model, tokenizer, prompts, samples=1, max_new_tokens=4, temperature=COLD)
+    for prompt, ids in zip(prompts, ids_nt.tolist(), strict=True):
+        logits_tv = model(torch.tensor([[*tokenizer.encode(prompt), *ids]])).logits[0]
+        assert logits_tv.argmax(dim=1)[-5:-1].tolist() == ids
 
 
 def test_a_batch_holds_as_many_tokens_as_fit_and_at_least_one_completion(tiny, monkeypatch):
