@@ -98,6 +98,19 @@ def test_masked_left_out_timeout_and_unscored(tmp_path, monkeypatch):
     assert re.search(r"masked\S* .*? 0 5 33.3% 0, 1, 2, \.\.\.", table)
 
 
+def test_a_token_has_the_reason_of_its_own_block(tmp_path):
+    """Two wrong answers of three tokens each, then confidences of one and two tokens that earn different rewards."""
+    answer = ["<answer>", "5", "</answer>"]
+    tokens = [[*answer, "<confidence>.9</confidence>"], [*answer, "<confidence>", ".2</confidence>"]]
+    columns = {
+        "group": [0] * 2, "start/solution": [0] * 2, "end/solution": [3] * 2, "start/confidence": [3] * 2, "end/confidence": [4, 5],
+        "reward/correct": [0.0] * 2, "reward/brier": [-0.81, -0.04], "status/brier": ["ok"] * 2,
+    }  # fmt: skip
+    file = write_own(tmp_path / "step_000001.parquet", tokens, key="tokens", **columns)
+    zeros = why(file, methods=["bae_paper"], **OURS)["bae_paper"]
+    assert counted(zeros) == {("CREDITED", ""): (3, 2, (0, 1)), ("ALL_WRONG", "correct"): (6, 0, (0, 1))}
+
+
 def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
     run = own_run(tmp_path / "run", rewards=[1.0, 1.0, 0.0, None], status=["ok", "ok", "ok", "error"])
     assert list(why(run)) == ["bae"]
