@@ -130,6 +130,12 @@ def test_groups_by_an_id(tmp_path):
     assert read_rollouts(two_writers).group_n.tolist() == [0, 0, 1, 0]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_gold_answer_in_a_list_of_one_stays_a_list(kind, tmp_path):
+    table = read_rollouts(save(tmp_path, [{"prompt": "q", "completion": "a", "answer": ["Paris"]}], kind))
+    assert table.columns["answer"] == [["Paris"]]
+
+
 def test_what_pandas_writes(tmp_path):
     """Lists as Python prints them, NaN as no cell, the index as a column, `True`."""
     frame = pd.DataFrame({

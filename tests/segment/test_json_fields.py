@@ -1,4 +1,4 @@
-"""The segmenter `json`: an oracle that reads sign by sign, and one that knows JSON and nothing of ours."""
+"""The segmenter `json`: escapes by hand, an oracle that reads sign by sign, and one that knows JSON and nothing of ours."""
 
 import json
 import random
@@ -43,9 +43,17 @@ def test_agrees_with_the_oracle_on_what_is_broken():
             assert (claimed, fault) == slow_json(data, layout), data
 
 
-def test_what_is_no_utf8_is_replaced():
-    claims, fault = claims_in(Layout(["a", "b"], segmenter="json"), b'{"a": "\xff\xe6", "b": "\\n\xff"}')
-    assert ([content for *_, content in claims], fault) == (["\ufffd\ufffd", "\n\ufffd"], 0)
+@pytest.mark.parametrize(
+    ("text", "contents"),
+    [
+        (b'{"a": "\xff\xe6", "b": "\\n\xff"}', ["\ufffd\ufffd", "\n\ufffd"]),
+        (rb'{"\u0061": "\"\\\n\u00e9\ud83d\ude42", "b": "\ud800"}', ['"\\\né🙂', "\ufffd"]),
+        (rb'{"a": "\q", "b": "\u12"}', [r"\q", r"\u12"]),  # no escapes of JSON
+    ],
+)
+def test_escapes_are_read_and_what_is_no_text_is_replaced(text, contents):
+    claims, fault = claims_in(Layout(["a", "b"], segmenter="json"), text)
+    assert ([content for *_, content in claims], fault) == (contents, 0)
 
 
 def test_a_raw_tab_is_text_beside_escapes_too():
