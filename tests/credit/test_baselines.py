@@ -1,4 +1,4 @@
-"""Baselines: properties, a batch of nothing, the blended one by hand; test_outcomes has its oracle."""
+"""Baselines: properties, a batch of nothing, the blended one by hand and what it never reads; test_outcomes has its oracle."""
 
 import pytest
 import torch
@@ -53,6 +53,19 @@ def test_units_and_origin_of_rewards_do_not_matter_to_what_is_scaled(batch, base
     apart = ((batch[0] * 4).round() / 4, *batch[1:])  # equal or well apart, so that what is constant stays so in other units
     moved = credited(apart, baseline, factor=factor, shift=shift)
     torch.testing.assert_close(moved, credited(apart, baseline), atol=1e-6, rtol=1e-6)
+
+
+@given(batch=report_batches(), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_blended_never_reads_the_own_reward(batch, data):
+    # Neither in an estimate nor in a weight: whatever a completion earns, its baseline stays.
+    reward, *_, judged = batch
+    i = data.draw(st.integers(0, len(reward) - 1))
+    before = blended_baseline(*batch[:4], judged=judged)[i]
+    if not reward[i].isnan():
+        reward[i] = data.draw(st.sampled_from([-1.0, -0.3, 0.0]))
+        after = blended_baseline(*batch[:4], judged=judged)[i]
+        torch.testing.assert_close(after, before, atol=1e-7, rtol=1e-7, equal_nan=True)
 
 
 def test_blended_by_hand_without_rescoring():

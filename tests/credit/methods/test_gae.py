@@ -59,6 +59,13 @@ def test_gae_equals_the_slow_oracle(blocks, batch, gamma, lam):
     assert not bool(adv[~mask].any() | target[~mask].signbit().any())
 
 
+def test_sae_worked_numbers():
+    logp = double([[0.9, 0.95, 0.1, 0.9, 0.15, 0.99]]).log()
+    inputs = double([[0, 0, 0, 0, 0, 1]]), double([[0.4, 0.5, 0.3, 0.6, 0.8, 0.7]]), logp, all_of(1, 6)
+    assert_close(sae(*inputs, lam=0.9), [[0.512, 0.412, 0.68, 0.38, 0.2, 0.3]], 1e-12)
+    assert_close(sae(*inputs, lam=0.9, boundary="end"), [[0.533, 0.433, 0.633, 0.37, 0.17, 0.3]], 1e-12)
+
+
 def test_a_token_of_exactly_the_threshold_is_no_boundary():
     logp = double([[0.5, 0.2, 0.5]]).log()
     inputs = double([[0, 0, 1]]), double([[0.5, 0.25, 0.5]]), logp, all_of(1, 3)
