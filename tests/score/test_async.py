@@ -138,16 +138,15 @@ def test_batches_on_one_loop_share_the_limit_and_processes_their_share(monkeypat
 
 
 def test_what_sees_the_part_and_what_sees_the_whole():
-    def verifier(completion, prompt, answer, state):
-        assert answer == state["answer"] == state["ground_truth"]
+    def verifier(completion, prompt, **others):
         return float(len(completion if isinstance(prompt, str) else completion[0]["content"]))
 
-    columns = {"prompts": ["q"] * SIZE, "ground_truth": NUMBERS}
+    columns = {"prompts": ["q"] * SIZE}
     part = Objective(verifier, "note", name="part", options={"sees": "part"})
     assert rewards(Objective(verifier, "note"), part, columns=columns).reward_nm[1].tolist() == [5.0, 1.0]  # "so 1x", "x"
     block = Objective(verifier, ["solution", "note"], options={"sees": "part", "block": "note"})
     assert rewards(block, columns=columns).status_nm[:2, 0].tolist() == [ABSENT, OK]
-    chat = {**columns, "prompts": [[{"role": "user", "content": "q"}]] * SIZE}
+    chat = {"prompts": [[{"role": "user", "content": "q"}]] * SIZE}
     assert rewards(Objective(verifier, "note"), columns=chat).reward_nm[1].tolist() == [5.0]
 
 
@@ -202,6 +201,14 @@ def test_a_forked_process_has_a_loop_of_its_own():
         process.start()
     assert queue.get(timeout=60) == SIZE
     process.join()
+
+
+def test_a_function_of_verifiers_gets_the_right_answer_from_the_column_that_holds_it():
+    def contains(completion, answer, state):
+        return float(answer in completion and answer == state["answer"])
+
+    columns = {"ground_truth": ["so", "4"], "prompt": ["2+2"] * 2}
+    assert rewards(Objective(contains, "solution"), text=TEXT[:2], columns=columns).reward_nm[:, 0].tolist() == [1.0, 0.0]
 
 
 def test_a_function_for_one_completion_sees_its_text_without_end_tokens():

@@ -433,3 +433,5 @@ def test_a_whole_completion_is_read_without_the_token_that_ends_it():
     same(scored("count", "all", blocks, columns={"answer": ["[3, 4]"] * 2}), [1, 0])
     blocks = [{"all": {"": said}} for said in ("Rome<|im_end|>", "Rome<eos>", "Oslo<|im_end|>")]
     same(scored("correct", "all", blocks, columns={"answer": ["Rome"] * 3}, tag=""), [1, 1, 0])
+    blocks = [{"all": {"": said}} for said in ("x = 1<|im_end|>", "x = <|im_end|>")]
+    same(scored("runs", "all", blocks, allow=True, workers=1, tag=""), [1, 0])

@@ -101,8 +101,8 @@ def test_exact_compares_text_and_math_compares_everything(verifier):
 
 
 def test_a_process_that_dies_by_chance_costs_nothing():
-    with SchemaChecker(workers=1, deadline=1.0, memory=0) as doomed:  # 0: without a limit
-        assert doomed.check([(ANY, f'"{"x" * 10_000_000}"')])[0].value == 1.0
+    with SchemaChecker(workers=1, deadline=1.0) as doomed:
+        assert doomed.check([(ANY, "1")])[0].value == 1.0
         victim = doomed._workers[0].process
         os.kill(victim.pid, signal.SIGSTOP)
         threading.Timer(0.3, victim.kill).start()
@@ -118,6 +118,11 @@ def test_an_answer_that_uses_up_the_memory_is_wrong(schema, memory):
     with SchemaChecker(workers=1, memory=memory) as starved:
         (verdict,) = starved.check([(schema, f'"{"x" * 2_000_000}"')])
     assert (verdict.status, verdict.value) == (Status.BROKE, 0.0)
+
+
+def test_without_a_limit_of_memory_answers_are_judged():
+    with SchemaChecker(workers=1, memory=0) as unlimited:
+        assert [verdict.value for verdict in unlimited.check([(ANY, f'"{"x" * 10_000_000}"')])] == [1.0]
 
 
 @pytest.mark.parametrize(("deadly", "status"), [("deadly", Status.BROKE), (ANY, Status.ERROR)])

@@ -94,11 +94,16 @@ def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each_and
             assert credit_nk[:, 1].tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])
         objective = judge(server, pays=["plan", "answer"], options={"criteria": "rubric"})
         credit_nk = credited(Scheme.preset("dr_grpo", TAGS, objectives=[objective], longest=8), PLANNED, RUBRIC)
-        before = len(server.requests)  # a criterion about a part that is not there is not asked
-        scores = score_all([objective], [{"plan": None, "answer": {"": "may"}}], columns={"rubric": [RUBRIC]})
-        assert (scores.reward_nm.tolist(), len(server.requests) - before) == ([[1.0]], 1)
     # Completions earn 2, -.5, .5, 2.5, whose mean is 1.125.
     assert credit_nk.T.tolist() == [pytest.approx([0.875, -1.625, -0.625, 1.375])] * 2
+
+
+def test_a_criterion_about_a_part_that_is_not_there_is_not_asked():
+    with Server(by_words).serving() as server:
+        objective = judge(server, pays=["plan", "answer"], options={"criteria": "rubric"})
+        scores = score_all([objective], [{"plan": None, "answer": {"": "may"}}], columns={"rubric": [RUBRIC]})
+        assert [part_of(request) for request in server.requests] == ["may"]
+    assert scores.reward_nm.tolist() == [[1.0]]
 
 
 def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():

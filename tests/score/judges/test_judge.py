@@ -77,7 +77,7 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     assert scores.reward_nm[0, 0] == 0.25
     (request,) = (request for request in server.requests if part_of(request) == "step 0")
     assert request["messages"][-1]["content"].startswith(f"a, {conversations[0]} of step: {fenced('step 0', 'part')}")
-    assert "response_format" not in request
+    assert {"response_format", "structured_outputs"}.isdisjoint(request)
 
 
 def test_null_leaves_a_field_of_sampling_out_of_the_request():
