@@ -277,10 +277,15 @@ class Recipe(BaseModel):
         return tag_by_role
 
 
-# The section `Attributes` of the docstring describes each field.
-for _entry in re.split(r"\n {4}(?=\w)", cleandoc(Recipe.__doc__ or "").partition("Attributes:")[2])[1:]:
-    _name, _, _description = _entry.partition(": ")
-    Recipe.model_fields[_name].description = " ".join(_description.split())
+def _parse_descriptions(docstring: str | None) -> dict[str, str]:
+    """Read the description of each attribute from the section `Attributes` of a docstring."""
+    _, _, attributes_text = cleandoc(docstring or "").partition("Attributes:")
+    attribute_entries = re.split(r"\n {4}(?=\w)", attributes_text)
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in attribute_entries[1:])}
+
+
+for _name, _description in _parse_descriptions(Recipe.__doc__).items():
+    Recipe.model_fields[_name].description = _description
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:

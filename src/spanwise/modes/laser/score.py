@@ -43,6 +43,16 @@ def own_opinion(
         z[i] = (s[i] - mean_G s) / std_G s,   s = clip(r_s, 0, 1), the standard deviation of the sample; scale "none": not divided
         tau[i] = mix; 0 where r_s is absent, fewer than two of the group ended, or std_G s is below the threshold or 0
 
+    Args:
+        self_reward_n: r_s, NaN where it is absent: that completion keeps its advantage and is in no group's mean.
+        group_n: prompt ids.
+        mix, threshold, scale: see `Laser`.
+
+    Returns:
+        tau and z, (N,) float64.
+
+    Source: LaSeR, arXiv 2510.14943.
+
     Example:
         >>> verdict_n, score_n = torch.tensor([1., 0., 0., 0.]), torch.tensor([.9, .7, .3, .1])
         >>> one_n = torch.zeros(4).long()
@@ -65,6 +75,13 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
         w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict
 
     The weights add up to N_c + N_i; if all answers are right, or all wrong, to half of it, as in the released code.
+
+    Args:
+        verdict_n: 1 for right, 0 for wrong, NaN for completions without a verdict (cut off, not checked).
+        balanced: False: 1 wherever there is a verdict, see `Laser`.
+
+    Raises:
+        RewardError: a verdict is neither 0 nor 1.
 
     Example:
         >>> class_weights(torch.tensor([1., 0., 0., 0., float("nan")]))
@@ -93,8 +110,19 @@ def verification_loss(
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2
 
-    For a part of a batch, pass the weights w and the count N_c + N_i of the whole batch. (The released code also counts
-    truncated completions.)
+    Args:
+        self_reward_n: r_s with its gradient, not clipped; NaN if it is absent.
+        verdict_n: r_v, 1 or 0, NaN if it is absent.
+        weight_n: w; None: `class_weights` of these completions. For a part of a batch, pass the weights of the whole batch.
+        count: N_c + N_i; None: their number among these completions. (The released code also counts truncated ones.)
+
+    Returns:
+        A number with a gradient, in the dtype of the scores; 0 if no completion has both score and verdict.
+
+    Raises:
+        AlignmentError: sizes differ; RewardError: a verdict is neither 0 nor 1.
+
+    Source: LaSeR, arXiv 2510.14943.
 
     Example:
         >>> score_n, verdict_n = torch.tensor([.9, .7, .3, .1]), torch.tensor([1., 0., 0., 0.])
