@@ -5,6 +5,8 @@ import torch
 
 import conformance
 import trl_small as small
+from helpers import assert_close
+from oracles import slow_oar
 from spanwise.pipeline import advantages
 from trl_conformance_small import CASES, assert_defined, gradient, trained, trainer
 
@@ -31,3 +33,19 @@ def test_float64_is_the_pipeline_to_the_last_bit(tmp_path):
     adv_nt = advantages(rollouts.credit, rollouts.spans, run.scheme, dtype=torch.float64).tolist()
     for row, values, exact in zip(rows, adv_nt, conformance.by_pipeline(rows, run.scheme), strict=True):
         assert values[: len(row["ids"])] == exact
+
+
+def test_a_token_is_trained_with_what_a_refinement_makes_of_grpo(tmp_path):
+    correct = [small.Objective("correct", pays=small.LAYOUT.names, if_missing=0.0, options={"verify": "exact"})]
+
+    def trained_with(refine):
+        extra = {"method": "grpo", "objectives": correct, "credit": {"per": 1, "refine": refine}}
+        run = small.trainer(tmp_path / f"{refine}", extra=extra)
+        run.train()
+        return run.last_rollouts
+
+    plain, refined = trained_with(None), trained_with("oar")
+    mask_nt, adv_nt = refined.batch.mask_nt.bool(), plain.advantages_nt.double()
+    want_nt = slow_oar(adv_nt, -refined.batch.logp_nt.double(), mask_nt, 0.25, 1.0, 0.1, False)
+    assert_close(refined.advantages_nt.double(), torch.where(mask_nt, want_nt, 0.0), 1e-5)
+    assert float((refined.advantages_nt - plain.advantages_nt).abs().max()) > 0.01

@@ -35,11 +35,12 @@ def sampled_runs(row, values):
     return [[value for _, value in run] for is_sampled, run in runs if is_sampled]
 
 
-def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path):
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])  # whose normalisers count the tokens of the others
+def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path, loss_type):
     first, (row, values), third = THREE
     without_end = {**row, "ids": row["ids"][:-1], "sampled": row["sampled"][:-1]}
     cut = [first, (without_end, values[:-1]), third]
-    run = rollouts.trainer(tmp_path, "turns", rows_of(cut), mask_truncated_completions=True)
+    run = rollouts.trainer(tmp_path, "turns", rows_of(cut), mask_truncated_completions=True, loss_type=loss_type)
     assert small.largest_difference(small.step(run), rollouts.gradient(cut, unlearned={1})) < small.EXACT
 
 
