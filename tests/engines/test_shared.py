@@ -116,12 +116,15 @@ def test_a_run_whose_judge_moved_to_another_server_goes_on_and_one_with_another_
     assert changed_settings(before.plain(), moved.plain()) == []
 
 
-def test_a_number_of_workers_changes_no_rule_and_an_option_of_a_scripts_own_function_may_decide_its_reward(record):
+def test_a_number_of_workers_that_was_not_set_before_changes_no_rule():
+    unset, two = (rule(objectives=[Objective("correct", pays="answer", options=x)]) for x in ({}, {"workers": 2}))
+    assert changed_settings(unset.plain(), two.plain()) == []
+
+
+def test_an_option_of_a_scripts_own_function_may_decide_its_reward(record):
     def of_cache(completions, model, cache, **_):
         return [float(cache == model)] * len(completions)
 
-    unset, two = (rule(objectives=[Objective("correct", pays="answer", options=x)]) for x in ({}, {"workers": 2}))
-    assert changed_settings(unset.plain(), two.plain()) == []
     assert_another_rule(record, *(judged(reward=of_cache, cache=name) for name in "ab"))
 
 
