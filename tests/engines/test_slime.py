@@ -15,7 +15,7 @@ import conformance
 import opened_folder
 from spanwise.engines import slime as door
 from spanwise.engines.slime import HOOKS, check, post_process_rewards, set_advantages
-from spanwise.errors import AlignmentError
+from spanwise.errors import AlignmentError, RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "slime_contract.json").read_text())
 
@@ -241,6 +241,12 @@ def test_slimes_own_reward_and_each_value_of_a_reward_of_several_pay_a_block(tmp
     raw, carried = post_process_rewards(arguments(tmp_path, recipe, reward_key="score"), samples)
     assert raw == pytest.approx(log, nan_ok=True)
     assert [row.tolist() for row in carried] == [[value] * 3 for value in credit]  # 1/3 of each times 3
+
+
+def test_a_discount_that_the_recipe_has_otherwise_is_refused(tmp_path):
+    recipe = conformance.WHOLE.replace("grpo", "reinforce++") + "options: {gamma: .5}\n"
+    with pytest.raises(RecipeError, match=r"gamma is 0\.9, but the recipe has gamma: 0\.5"):
+        check(arguments(tmp_path, recipe, gamma=0.9))
 
 
 def test_settings_that_are_taken(tmp_path):
