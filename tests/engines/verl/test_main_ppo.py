@@ -7,32 +7,47 @@ credit computed from the rollouts that verl dumped.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
-from verl_runs import GROUP, LONGEST, PROMPTS, RUNS, STEPS, environment, read_again
+from verl_runs import GROUP, PROMPTS, RUNS, STEPS, environment, read_again
 
 import spanwise
 from spanwise import pipeline
 from spanwise.credit import value_target
-from spanwise.recipe import scheme_at
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 from spanwise.rollouts import read_rollouts
+from spanwise.scheme import Scheme
 
 pytestmark = pytest.mark.timeout(900)
 
 #: The modes whose rollouts come from weights one step old; their loss sums over tokens.
 LATE = ("colocate_async", "separate_async")
 WITH_CRITIC = [name for name, (_, _, has_critic) in RUNS.items() if has_critic]
+LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+CORRECT = Objective("correct", pays=("solution",), if_missing=0.0)
+PAIR = CORRECT, Objective("brier", pays=("confidence",), given="correct", if_missing=-1.0)
+STRATA = tuple(replace(one, baseline=baseline) for one, baseline in zip(PAIR, ("group", "outcome"), strict=True))
+PAID = (
+    Objective("environment", pays=("solution", "confidence"), baseline="group"),
+    Objective("environment", name="nines", pays=("confidence",), baseline="group", options={"column": "nines"}),
+)
 VALUE_LAM = 0.9
+#: The same rules, written out without the recipes.
+SCHEMES = {
+    "sync": Scheme("bae_paper", LAYOUT, PAID),
+    "colocate_async": Scheme("gae", LAYOUT, PAIR, "completion", {"lam": 0.8}, values="shared"),
+    "separate_async": Scheme("bae_paper", LAYOUT, STRATA),
+    "v0": Scheme("sae", LAYOUT, PAIR, "completion", {"lam": 0.8}, values="shared"),
+}
 
 
 @pytest.fixture(params=list(RUNS))
 def finished(request, whole_run):
     return whole_run(request.param)
-
-
-def scheme_of(finished):
-    return scheme_at(finished.folder / "recipe.yaml", longest=LONGEST)
 
 
 def test_what_runs_is_the_installed_wheel():
@@ -41,7 +56,7 @@ def test_what_runs_is_the_installed_wheel():
 
 def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
     """With a critic also with what its values say: the recursion's advantages over the completion's length."""
-    scheme, paid = scheme_of(finished), torch.zeros(2)
+    scheme, paid = SCHEMES[finished.name], torch.zeros(2)
     for step in finished.trained_steps:
         rows = finished.trained(step)
         batch, reading = read_again(finished, rows, step, scheme)
@@ -101,8 +116,7 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
 
 @pytest.mark.parametrize("name", WITH_CRITIC)
 def test_the_critic_was_fitted_to_the_targets_of_the_recipe(whole_run, name):
-    finished = whole_run(name)
-    scheme = scheme_of(finished)
+    finished, scheme = whole_run(name), SCHEMES[name]
     for step in range(1, STEPS + 1):
         rows = finished.seen("critic", step)
         batch, reading = read_again(finished, rows, step, scheme)
