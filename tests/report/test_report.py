@@ -187,6 +187,12 @@ def test_a_band_reaches_half_way_to_its_neighbour_and_says_its_value():
     assert bands == [(0, 1.0, "0.5"), (1.0, 2, "none")]
 
 
+def test_a_section_without_anything_is_left_out():
+    html = render(title="t", lead="l", sections=[Section("Empty", "words"), Section("Full now", points=["a"])])
+    assert ("Empty" in html, 'id="full-now"' in html) == (False, True)
+    assert len(html) < 30_000  # no charts: no Vega
+
+
 def test_charts_never_draw_nan_as_a_number_and_series_keep_their_colour_whatever_is_drawn():
     rows = [{"x": 0, "value": NAN, "low": NAN, "high": math.inf, "series": "a"}]
     for chart in (curves(rows, names=["a"], y="y"), dodged(rows, names=["a"], y="y")):

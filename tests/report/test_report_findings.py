@@ -285,7 +285,6 @@ def test_a_title_names_a_baseline_only_where_the_method_has_one():
         objectives = [{"reward": "brier", "pays": ["confidence"], "baseline": baseline} for baseline in baselines]
         html = train_report(recipe={**RECIPE, "method": method, "objectives": objectives}, metrics=[], summary={})
         assert f"<title>{title}</title>" in html
-    assert len(html) < 30_000  # no charts: no Vega
 
 
 def test_a_collapsed_arm_is_marked_where_it_looks_best():

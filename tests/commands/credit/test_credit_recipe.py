@@ -80,7 +80,7 @@ def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
 BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": ["code"]}]
 
 
-def test_a_recipe_that_cannot_be_built_is_an_error_whatever_methods_are_asked_for(file, tmp_path):
+def test_a_recipe_that_cannot_be_built_is_an_error_though_another_method_is_asked_for(file, tmp_path):
     named = {"recipe": recipe_in(tmp_path, objectives=BROKEN)}
     for options in (named, {"overrides": {"layout": BLOCKS, "objectives": BROKEN}}):
         with pytest.raises(RecipeError, match="train_of_nobody"):

@@ -130,12 +130,12 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
 
 def test_a_run_goes_on_from_its_own_files_under_its_own_recipe_alone_and_for_more_steps(run):
     before = files_of(run)
-    for changes, difference in (
-        ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
-        ({"steps": 1}, "steps was 2 and is 1 now"),
+    for changes, difference, output, resume in (
+        ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs", str(run), "last"),
+        ({"steps": 1}, "steps was 2 and is 1 now", "elsewhere", str(run / "checkpoints" / "checkpoint-1")),
     ):
         with pytest.raises(DataError, match=re.escape(f"another recipe: {difference}")):
-            retrain(**changes, output="elsewhere", resume=str(run / "checkpoints" / "checkpoint-1"))
+            retrain(**changes, output=output, resume=resume)
     assert files_of(run) == before
     first, last = (run / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt" for step in (1, 2))
     own = last.read_bytes()
