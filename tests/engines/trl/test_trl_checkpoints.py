@@ -103,7 +103,7 @@ def test_a_run_that_ends_before_the_list_is_written_goes_on_as_if_uninterrupted(
     assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
     monkeypatch.setattr(room, "write_manifest", write_manifest)
     resumed = resumable(tmp_path, critic=CRITIC, save_total_limit=1)
-    with pytest.warns(UserWarning, match="resumes from checkpoint-1") as caught:
+    with pytest.warns(UserWarning, match=r"resumes from checkpoint-1, .*: the folder has no spanwise\.json") as caught:
         resumed.train(resume_from_checkpoint=True)
     (place,) = (Path(warning.filename) for warning in caught if "resumes from" in str(warning.message))
     assert place != Path(checkpoints.__file__)  # the warning names the caller's line, not ours
