@@ -6,7 +6,9 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
   $(shell $(one) -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $(one))))
 # uv installs in seconds what takes pip minutes. It does not read pip's variables, so they are handed on.
 UV := $(BIN)/uv pip install -q --python
-$(foreach option,FIND_LINKS INDEX_URL EXTRA_INDEX_URL,$(if $(PIP_$(option)),$(eval export UV_$(option) ?= $(PIP_$(option)))))
+$(foreach option,INDEX_URL EXTRA_INDEX_URL,$(if $(PIP_$(option)),$(eval export UV_$(option) ?= $(PIP_$(option)))))
+comma := ,
+$(if $(PIP_FIND_LINKS),$(eval export UV_FIND_LINKS ?= $(subst $() ,$(comma),$(PIP_FIND_LINKS))))  # with commas between the places
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # else each process that a test starts compiles every module anew
