@@ -224,6 +224,8 @@ def test_sentences(unchecked_shapes):
         read(Batch([0]), ONE, Vocabulary((b"a",)))
     with pytest.raises(AlignmentError, match=r"2 completions .* 3 group ids"):
         credit_batch(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
+    with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):
+        credit_batch(reading_of([1.0], [[1]], [0]), Batch([0]), scheme_of("sae"))
     gathered = reading_of([1.0], [[1]], [0])
     with pytest.raises(DataError, match="spans is None"):
         advantages(credit_batch(gathered, Batch([0]), ONE), gathered.spans, ONE)
