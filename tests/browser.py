@@ -26,8 +26,10 @@ const light = (colours) => {
     .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0); };
 const behind = (e) => e ? [...behind(e.parentElement), getComputedStyle(e).backgroundColor] : ['white'];
+let looks = 0;
 const found = [];
 const look = (e, ink, least, name) => {
+  looks += 1;
   const [a, b] = [light(behind(e)), light([...behind(e), ink])].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
   if (ratio < least) found.push([name, e.tagName, ratio]); };
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -36,6 +38,7 @@ for (let node; (node = walker.nextNode());) {
   if (!node.data.trim() || e.closest('script, style, noscript, template, [hidden]') || !e.getClientRects().length) continue;
   const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
   look(e, e.closest('svg') ? style.fill : style.color, large ? 3 : 4.5, node.data.trim().slice(0, 40)); }
+if (looks <= 10) throw new Error(`Only ${looks} texts are seen.`);
 for (const e of document.querySelectorAll(arguments[0])) look(e, getComputedStyle(e).stroke, 3, e.getAttribute('class'));
 return found;
 """

@@ -560,4 +560,5 @@ def test_a_phone_shows_it_whole_and_nothing_lies_over_it(browser, dark):
     assert 0 <= top < bottom
     assert above < below
     assert bottom <= above or below <= top  # what is said lies beside the line, never on it
+    assert browser.each(".token-course path")
     assert browser.hard_to_see(".token-course path") == []

@@ -483,8 +483,7 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         credit_nk = torch.from_numpy(trainer_record.value)[:, None].expand(present_nk.shape)
     count_m = torch.zeros(0, dtype=torch.long)
     block_credit_nk = torch.where(present_nk, credit_nk, 0.0)
-    shared_length_n = None if trainer_record.by_block else token_count_n
-    credit = Credit(block_credit_nk, stop_credit_n, singleton_m=count_m, absent_m=count_m, mean_length_n=shared_length_n)
+    credit = Credit(block_credit_nk, stop_credit_n, singleton_m=count_m, absent_m=count_m, mean_length_n=token_count_n)
     spread_unit = "block" if trainer_record.by_block else "completion"
     spread_text = (
         "Each token has a number of its own"
@@ -492,13 +491,15 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         else f"Each number is spread over the tokens of its {spread_unit}"
     )
     recorded_note = f"'{RECORDED}' is the trainer's own credit, read from {trainer_record.says}. {spread_text}."
-    return MethodCredit(RECORDED, file_spans, credit, _spread_recorded, token_adv_v), recorded_note
+    spread_function = partial(_spread_recorded, by_block=bool(trainer_record.by_block))
+    return MethodCredit(RECORDED, file_spans, credit, spread_function, token_adv_v), recorded_note
 
 
-def _spread_recorded(credit: Credit, spans: Spans) -> Float[Tensor, "n t"]:
+def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
     """Spread recorded credit over the tokens of each block or rollout. A row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    adv_nt = spread(finite_credit, spans, per="block" if credit.mean_length_n is None else credit.mean_length_n)
+    spread_divisor = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
+    adv_nt = spread(finite_credit, spans, per=spread_divisor)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
 
 
