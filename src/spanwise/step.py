@@ -146,7 +146,7 @@ def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatc
 
 
 def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather the token tables of all processes, if the credit method needs them."""
+    """Gather the tables with a value per token from all processes, if the credit method needs them."""
     all_rows = read_batch.everyone
     if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return read_batch

@@ -133,9 +133,11 @@ def reward_means(reward_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
     """Map each prompt id (uid) to the text of the prompt."""
     prompt_ids_by_uid: dict[Any, Sequence[int]] = {}
-    for uid, ids in zip(uids, prompts, strict=True):
-        prompt_ids_by_uid.setdefault(uid, ids)
-    return {uid: tokenizer.decode(list(ids), skip_special_tokens=False) for uid, ids in prompt_ids_by_uid.items()}
+    for uid, prompt_ids in zip(uids, prompts, strict=True):
+        prompt_ids_by_uid.setdefault(uid, prompt_ids)
+    return {
+        uid: tokenizer.decode(list(token_ids), skip_special_tokens=False) for uid, token_ids in prompt_ids_by_uid.items()
+    }
 
 
 class RunRecord:

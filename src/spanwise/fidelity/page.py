@@ -94,7 +94,7 @@ def fidelity_report(
                 f"Only {used_share} of the completions could be used, and only these count in the figures. Usually the others are "
                 "malformed or have no verdict."
             )
-    figure_panels = [panel for figure in PANELS if (panel := _figure_panel(figures, figure, baseline_names))]
+    figure_panels = [panel for figure_name in PANELS if (panel := _figure_panel(figures, figure_name, baseline_names))]
     difference_panels = [_difference_panel(figure, rows) for figure, rows in _group_rows(differences, "figure")]
     token_panels = [
         _forest(critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo")

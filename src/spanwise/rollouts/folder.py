@@ -41,7 +41,7 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
     """Replace the secrets in a recipe by `stand_in`. If that is None, drop them."""
     if isinstance(value, Mapping):
         stand_ins = {name: stand_in for name, field in value.items() if _is_secret(str(name), field, within)}
-        section_of_field = {name: within or (name if name in _SECRET_SECTIONS else "") for name in value}
+        section_of_field = {field: within or (field if field in _SECRET_SECTIONS else "") for field in value}
         fields = {name: hidden(field, stand_in, within=section_of_field[name]) for name, field in value.items()}
         return {name: field for name, field in (fields | stand_ins).items() if name not in stand_ins or stand_in is not None}
     return [hidden(list_entry, stand_in, within=within) for list_entry in value] if isinstance(value, list) else value

@@ -80,7 +80,7 @@ class CreditPart:
     divisor: float | None  # The divisor of `worth - baseline`; None without a baseline.
     weight: float
     part: float  # The credit that the objective gives the completion.
-    stratum: int = -1  # The index of the set of compared rewards; -1: no set.
+    stratum: int = -1  # The number of the set of rewards that this one was compared in; -1: none.
     members: int = 0  # The number of rewards in the stratum, the set of compared rewards.
     averaged: int = 0  # How many rewards the baseline averages; 0 if unknown.
     reason: str = ""  # Why the credit is exactly 0; "" if unknown or not 0.

@@ -259,7 +259,7 @@ def finite(value: Any) -> float | None:
 
 
 def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """Select the columns of numbers and missing values that have at least one finite number, as rewards."""
+    """Read as rewards each column that holds numbers, at least one of them finite, and otherwise only missing values."""
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         reward_floats = [finite(value) for value in values]

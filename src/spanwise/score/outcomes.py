@@ -1,7 +1,8 @@
-"""Outcomes: discrete facts on the text before a block, such as a right answer. Completions with equal outcomes are compared.
+"""Outcomes: facts that the text before a block shows, such as whether the answer is right.
 
-An outcome is the reward of an earlier objective, or a function `(text, *, columns)` that returns one bool, number, string or None
-(unknown) per completion. It must not depend on the blocks that the objective pays, or the comparison would cancel their credit.
+Completions with equal outcomes are compared. An outcome is the reward of an earlier objective, or a function `(text, *, columns)`
+that returns one bool, number, string or None (unknown) per completion. It must not depend on the blocks that the objective pays,
+or the comparison would cancel their credit.
 """
 
 from __future__ import annotations

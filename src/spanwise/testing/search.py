@@ -67,8 +67,8 @@ class Suite:
         examples: int,
     ) -> None:
         """Check all properties, or those in `asked`, except those in `exceptions`. Report the smallest failing example."""
-        for name in (*(asked or ()), *(exceptions or ())):
-            check_known("property", name, self.sentences)
+        for property_name in (*(asked or ()), *(exceptions or ())):
+            check_known("property", property_name, self.sentences)
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name

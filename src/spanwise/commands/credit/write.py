@@ -185,15 +185,15 @@ def figures_tables(methods: Mapping[str, Mapping[str, Any]], title: Text) -> lis
 
 def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     table_rows = []
-    for method, figures in methods.items():
+    for method, method_figures in methods.items():
         block_cells = [
             (name, _cell(block["mean_abs"], ".4f"), _cell(block["zero_share"], ".1%"))
-            for name, block in figures["blocks"].items()
+            for name, block in method_figures["blocks"].items()
         ]
-        dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
+        dead_strata_cells = [f"{name} {share:.0%}" for name, share in method_figures["dead_strata"].items()]
         for row_index, (block_cell_texts, dead_strata_cell) in enumerate(zip_longest(block_cells, dead_strata_cells)):
             method_cell = "" if row_index else method
-            no_signal_cell = "" if row_index else _cell(figures["no_signal_share"], ".1%")
+            no_signal_cell = "" if row_index else _cell(method_figures["no_signal_share"], ".1%")
             table_rows.append([method_cell, *(block_cell_texts or ("", "", "")), no_signal_cell, dead_strata_cell or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)

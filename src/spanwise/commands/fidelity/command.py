@@ -26,7 +26,7 @@ def command(
     output: Path = Path("runs/fidelity"),
     set_: Fields = None,
 ) -> None:
-    """Compare baselines' advantages with Monte Carlo, and show the confidence that each baseline rewards (docs/fidelity.md).
+    """Compare baselines' advantages with Monte Carlo ones, and show the confidence that each baseline pays best (docs/fidelity.md).
 
     Args:
         checkpoint: a run folder or a model folder of the embedded task.

@@ -293,15 +293,15 @@ class CriticInTrl(TrlPart):
         reward_streams = streams(read_batch.reading, batch, self.trainer.scheme)
         is_training = bool(self.trainer.model.training)
         is_cut_off_n = cut_off(batch, self._ends)
-        critic_result = self.critic.learn(sequences(output, batch), reward_streams, is_cut_off_n, fit=is_training)
-        metrics, value_nts, end_time = dict(critic_result.metrics), critic_result.value_nts, time.perf_counter()
+        critic_values = self.critic.learn(sequences(output, batch), reward_streams, is_cut_off_n, fit=is_training)
+        metrics, value_nts, end_time = dict(critic_values.metrics), critic_values.value_nts, time.perf_counter()
         if is_training:
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
         if reward_streams.names != ("return",):  # an objective's values are used only in the blocks that it rewards
             value_nts = value_nts.masked_fill(~reward_streams.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=critic_result.bootstrap_ns)), metrics
+        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=critic_values.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:
