@@ -71,8 +71,9 @@ laser: .venv/train.stamp         ## a spoken confidence, one read off a reserved
 screenshots: .venv/dev.stamp     ## the pictures of docs/report.md from small seeded runs; needs chromium and chromedriver; half an hour, then minutes
 	$(BIN)/python benchmarks/screenshots.py
 
+# Three workers for two cores: with two, a fifth of both cores is idle, because some tests wait for processes.
 test: .venv/dev.stamp            ## the test suite
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not long"
 
 test-long: .venv/dev.stamp       ## trainings by the command line, in two processes or killed; simulations; pip and wheels, notebooks, examples; five minutes
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m long tests
