@@ -151,7 +151,11 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a warning for each metric whose mean over the last quarter of the batches is beyond its alarm's threshold."""
+    """Return a warning for each metric whose mean over the last batches is beyond its alarm's threshold.
+
+    The last batches are a quarter of those with a value, at most 10. A metric without any value (NaN, None) has a warning
+    if its alarm defines one for unknown values.
+    """
     sentence_of_metric = {}
     for metric_key, name, alarm in _find_watched(batches, "at_end"):
         name_text = f" of '{name}'" if name else ""

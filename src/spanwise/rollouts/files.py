@@ -76,7 +76,7 @@ class ReadingProgress:
 
 
 def delimited_names(file: Path) -> tuple[list[str], str]:
-    """Return the column names of a CSV or TSV file, and its delimiter: a comma, else `;`, else a tab."""
+    """Return the column names of a CSV or TSV file, and its delimiter: that of the suffix, else `;`, else a tab."""
     with readable(file), file.open("rb") as stream:
         byte_lines = iter(partial(stream.readline, 2**20), b"")  # no CSV heading is longer than 1 MiB, so limit each line
         heading = next((line for line in byte_lines if line.strip()), b"")

@@ -20,6 +20,7 @@ from spanwise.objective import Objective
 from spanwise.recipe import Recipe, recorded_elsewhere
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.table import COMPARED
+from spanwise.score import Reward
 from spanwise.score.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
@@ -108,12 +109,7 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
     """Let every recorded reward give credit to all blocks."""
     total_names = [name for name in COMPARED if name in table.rewards]
     # Trainers may write the total reward twice under different names, as verl does in its validation.
-    total_rewards = {name: table.rewards[name].value_n.numpy() for name in total_names}
-    repeated_names = [
-        name
-        for name in total_names[1:]
-        if np.array_equal(total_rewards[name], total_rewards[total_names[0]], equal_nan=True)
-    ]
+    repeated_names = [name for name in total_names[1:] if _are_equal(table.rewards[name], table.rewards[total_names[0]])]
     reward_names = [name for name in table.rewards if name not in repeated_names]
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in reward_names)
     blocks_note = (
@@ -121,6 +117,10 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
         f"Choose one with --pay {layout.names[0]}={reward_names[0]}."
     )
     return Blocks(layout, usual.longest, objectives, blocks_note)
+
+
+def _are_equal(reward: Reward, other: Reward) -> bool:
+    return torch.allclose(reward.value_n, other.value_n, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:

@@ -71,9 +71,11 @@ def command(
         overwrite: replace the run in the output folder.
         set_: any recipe field from the list above, as field=value; may be repeated.
     """
-    given_fields = {**locals()}
-    for name in ("recipe", "columns", "resume", "overwrite", "set_"):
-        del given_fields[name]
+    given_fields = {
+        field: value
+        for field, value in locals().items()
+        if field not in ("recipe", "columns", "resume", "overwrite", "set_")
+    }
     from spanwise.commands.shared.folder import secret_fields
     from spanwise.recipe import load
 

@@ -257,6 +257,11 @@ class ChunkedCredit:
         unpacked_batch, scored_rows = read_rows(rows, uids, step)
         return ChunkedCredit(rows, unpacked_batch, step.credit(scored_rows))
 
+    @cached_property
+    def _unpacked_row_by_row(self) -> dict[int, int]:
+        """Maps row indices to indices in `unpacked`, which lacks padding rows."""
+        return {row_index: unpacked_index for unpacked_index, row_index in enumerate(self.rows.real)}
+
     def split(self, tokens: int) -> list[range]:
         """Split the rows into chunks of about `tokens` tokens. A chunk takes every k-th row, to spread the padding at the end."""
         row_count = len(self.rows.packed)
@@ -266,9 +271,8 @@ class ChunkedCredit:
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a chunk of rows. Masked tokens and padding rows get 0."""
-        unpacked_row_by_row = {row: unpacked_row for unpacked_row, row in enumerate(self.rows.real)}  # without padding rows
-        real_positions = [chunk_position for chunk_position, row in enumerate(chunk) if row in unpacked_row_by_row]
-        unpacked_rows = [unpacked_row_by_row[chunk[chunk_position]] for chunk_position in real_positions]
+        real_positions = [chunk_position for chunk_position, row in enumerate(chunk) if row in self._unpacked_row_by_row]
+        unpacked_rows = [self._unpacked_row_by_row[chunk[chunk_position]] for chunk_position in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
         spans, _, turns, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)
